@@ -483,7 +483,7 @@ def _resolve(using: str, new: NewMessage, other: Message | None) -> Message | No
     return _keep_or_change(using, new, other)
 
 
-# What the choices do to a waiting message, but for those that leave it as it is.
+# What the choices do to a waiting message, without the choices that leave it as it is.
 _CHANGES: dict[str, Callable[[str, int, NewMessage], transitions.Answer]] = {
     OnConflict.REPLACE: transitions.replace,
     **dict.fromkeys((OnConflict.DEBOUNCE, OnConflict.MERGE, OnConflict.MERGE_DEBOUNCE), transitions.join),

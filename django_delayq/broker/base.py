@@ -224,7 +224,7 @@ class QueueSize:
 class Broker:
     """What a worker takes from, and gives back to: Redis, or the database.
 
-    What stands here with a body suits a broker that holds no ids itself.
+    The methods with a body here suit a broker that holds no ids itself.
 
     Each method may be called again when its answer was lost, and by any number of processes at once. Each raises
     ``BrokerUnavailable`` when the broker does not answer, its subclass ``BrokerRubbish`` when it answers nonsense, and

@@ -89,7 +89,7 @@ class Cluster:
         return ours[0][0]
 
     def _address(self, node: Sequence[Any], asked: Address) -> Address:
-        """Return where a node is reached. It has the host of the node that was asked when that names no other."""
+        """Return the address of a node. If the one that was asked names no host for it, it is on the same host."""
         host = (node[0] or b"").decode()
         told = (asked[0] if host in ("", "?") else host, int(node[1]))
         return self._addresses.get(told, told)

@@ -182,7 +182,7 @@ class PinnedConnection:
         self.pool = pool
         # The connection of redis-py.
         self.raw: Any = pool.get_connection()
-        # The process that made the connection. It is of no use to one that was forked from that.
+        # The process that made the connection, which is of no use to a process that was forked from it.
         self.pid = os.getpid()
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ def translated(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def all_translated(kind: type[T]) -> type[T]:
-    """Have every public method of a class do so. One that yields has to see to its errors itself."""
+    """Have every public method of a class translate errors. A generator has to translate its own itself."""
     for name, method in [*vars(kind).items()]:
         if isfunction(method) and not isgeneratorfunction(method) and not name.startswith("_"):
             setattr(kind, name, translated(method))

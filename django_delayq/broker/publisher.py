@@ -58,7 +58,7 @@ class Publisher:
         self._lock = threading.Lock()
 
     def announce(self, queue: str, entries: list[Entry], *, new: bool = False) -> None:
-        """Announce messages that were committed, ``new`` for the first time. Of these a loader brings the late ones."""
+        """Announce messages that were committed. ``new``: for the first time, so a loader brings those due late."""
         if pulled.terms(queue) is not None:
             # Redis holds no ids of a pulled queue. Programs that wait there find by query what falls due later.
             soon_us = (time.time() + self.tuning.pullers_look) * 1e6

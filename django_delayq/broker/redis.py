@@ -149,9 +149,9 @@ class RedisBroker(RedisSource):
     def clear(self, queues: Sequence[str], seen_tenths: int) -> bool:
         """Delete all keys, by their names, because somebody has written into them: of these queues, and of those known.
 
-        ``seen_tenths`` is when that was seen. Nothing is deleted when they were deleted since; and when that happened
-        in the half minute before, return false. What was deleted is loaded again: see ``load``. Raises
-        ``ForeignBroker``, and deletes nothing, when Redis holds the ids of another database.
+        ``seen_tenths`` is when that was seen. Nothing is deleted when the keys were deleted since; if that was in the
+        half minute before, return false. What was deleted is loaded again: see ``load``. Raises ``ForeignBroker``, and
+        deletes nothing, when Redis holds the ids of another database.
         """
         k, terms = self.keys(""), {"now": self.now_tenths(), "seen": seen_tenths, "identity": self.identity()}
         return bool(scripts.load("clear")(self.client, k, queues, **terms) == b"ok")

@@ -15,16 +15,16 @@ class Lengths(NamedTuple):
     topic: int = 100
     queue: int = 64
     key: int = 200
-    # Of a limit: "topic … key …" with the longest topic and the longest key, and some to spare.
+    # The name of a limit: "topic … key …" with the longest topic and the longest key, and some to spare.
     limit: int = 320
-    # Of the process, user or command that a row of the log names.
+    # The process, user or command that a row of the log names.
     actor: int = 200
-    # Of a reason, or of an error.
+    # A reason, or an error.
     text: int = 4_000
     traceback: int = 16_000
-    # Of the first line of an error without its numbers, ids and quoted text.
+    # The first line of an error without its numbers, ids and quoted text.
     kind: int = 200
-    # Of the path by which Python imports the class of an exception.
+    # The path by which Python imports the class of an exception.
     error_class: int = 200
 
 

@@ -13,10 +13,10 @@ C = TypeVar("C")
 
 _NUMBER = re.compile(r"\d+")
 
-# What another queue asks for and this one does without.
+# The hint for arguments that other queues need and this one does without.
 NOTHING = ""
 
-# What a link to the next task is here.
+# The hint for a link to the next task.
 NEXT = "the next schedule_message() at the end of the handler"
 
 # Names of a delay and of a due time in other queues.

@@ -162,7 +162,7 @@ class Handler(NamedTuple):
 
     topic: str
     function: Callable[[Any], Any]
-    # What a worker calls: the function, if need be behind what converts its payloads.
+    # The function that a worker calls: the project's own, or one around it that converts payloads.
     called: Callable[[Any], Any]
     # None: the setting counts. A timeout of 0: none.
     own_retry: retry.RetryPolicy | None
@@ -186,7 +186,7 @@ class Handler(NamedTuple):
     # The topics of the messages that follow when one ends dead or expired.
     on_dead: str | None = None
     on_expired: str | None = None
-    # What the payloads are, when the handler says it.
+    # The type of the payloads, if the handler names one.
     payload: payloads.PayloadType | None = None
 
     @property

@@ -140,7 +140,7 @@ def lease(value: Duration | None) -> float | None:
 
 
 def reason(value: Any) -> str:
-    """Check the reason of an action: any text. What a database cannot store of it is replaced."""
+    """Check the reason of an action: any text. Characters that a database cannot store are replaced."""
     if not isinstance(value, str | Promise):
         raise InvalidMessage(f"reason must be text, not {shown(value)}")
     return storable(str(value))
@@ -181,7 +181,7 @@ def result(value: Any) -> str | None:
 
 
 def given_headers(value: Any) -> str:
-    """Return the headers of a call as JSON. What the queue noted in those of another message is not passed on."""
+    """Return the headers of a call as JSON. Notes of the queue in the headers of another message are not passed on."""
     if isinstance(value, Mapping) and OWN_HEADER in value:
         value = without_own_part(dict(value))
     return headers(value)

@@ -139,7 +139,7 @@ def _failing(failure: Callable[[Receipt], Failure]) -> Write:
 
     def write(using: str, receipts: Sequence[Receipt]) -> dict[int, Answered]:
         actor = actors.current()
-        # What a message chooses to follow its end is read with its row.
+        # ``fail`` reads the row of the message, with its choice of follow-ups.
         failures = [(one := failure(each))._replace(actor=actor, leads_on=one.dead) for each in receipts]
         moves = transitions.fail(using, failures)
         report(using, moves, {each.id: each.error for each in failures if each.counts})

@@ -165,8 +165,8 @@ def _admit_limited(using: str, names: Collection[str], asked: Claiming, admitted
         counts, rows = statements.read_candidates(names, asked)
         of_kind = {kind: limits_of(*kind, using) for kind in {row.kind for row in rows}}
         limits = {row.id: of_kind[row.kind] for row in rows}
-        # A message that was replaced meanwhile may stand under other limits, which are not locked. One that is due
-        # later than Redis said is not claimed, and must use up no rate.
+        # A message that was replaced meanwhile may stand under other limits, which are not locked. A message that is
+        # due later than Redis said is not claimed, and must use up no rate.
         rows = [row for row in rows if limits[row.id].keys() <= counts.keys() and _is_due(row, tickets[row.id])]
         known = {name: limit for some in of_kind.values() for name, limit in some.items() if name in counts}
         usages = {name: _usage(name, limit, counts[name]) for name, limit in known.items()}

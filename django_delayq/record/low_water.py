@@ -17,7 +17,7 @@ LATE_COMMIT = timedelta(seconds=5)
 
 
 class LowWater:
-    """The mark of one index, or of one queue in it. Used by one thread.
+    """The mark of one index, or of one queue in it. One thread at a time uses it.
 
     Most rows are behind the mark: those that fall due from now on, and those that the last search left there. A full
     scan finds a row that a later write puts before the mark, such as a message that was rescheduled into the past.

@@ -412,7 +412,7 @@ def reschedule(
     return _act(using, ids, decide, among)
 
 
-# What the log says of a move to another queue, another priority, or both, and then the reason that was given.
+# The text in the log for a move to another queue, another priority, or both; the given reason follows.
 _TRANSFERRED = re.compile(r"(?:queue ([\w.-]+) → [\w.-]+)?(?:, )?(?:priority (-?\d+) → -?\d+)?(?:: (.*))?", re.DOTALL)
 
 
@@ -427,7 +427,7 @@ def times_before(transferred: str, reason: str) -> DueTimes | None:
 def transfer(
     using: str, ids: Sequence[int], times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
 ) -> list[Answer]:
-    """Have waiting messages wait in another queue or with another priority. One that does already stays as it is."""
+    """Have waiting messages wait in another queue or with another priority. Those that do already stay as they are."""
     given = {name: value for name in ("queue", "priority") if (value := getattr(times, name)) is not None}
 
     def decide(message: Message, at: datetime) -> Decision:

@@ -228,8 +228,8 @@ def retire(using: str, names: Collection[str]) -> list[str]:
 def prune(using: str) -> None:
     """Delete the occurrences whose messages were deleted. One that began before its time stays until that time.
 
-    One that is later than a waiting occurrence stays, too: a change of the topic makes all times anew from the waiting
-    one on.
+    An occurrence that is later than a waiting one stays, too: a change of the topic makes all times anew from the
+    waiting one on.
 
     Forget ends of pauses, too, that an older version of this code has left when it resumed a schedule.
     """

@@ -97,7 +97,7 @@ class Scheduler(Service):
         """Advance these schedules, together if possible. Return how many of them cannot be advanced."""
         from . import schedules
 
-        # Those that failed before go one by one, so that the others need not.
+        # Schedules that failed before go one by one, so that the others can go together.
         alone = [name for name in names if name in self._failing]
         together = [name for name in names if name not in self._failing]
         try:

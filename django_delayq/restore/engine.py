@@ -52,7 +52,7 @@ Step = Callable[[str, Tally, BatchEnd | None], Generator[tuple[int, BatchEnd | N
 
 @contextmanager
 def without_redis() -> Iterator[None]:
-    """Go on while Redis is away: the change of the record needs none. One that must not be used still raises."""
+    """Go on while Redis is away, which a change of the record does not need. A Redis not to be used still raises."""
     try:
         yield
     except UnusableBroker:

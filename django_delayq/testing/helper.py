@@ -516,7 +516,7 @@ class Delayq:
 
 
 class _Made(Delivery):
-    """A delivery of no message. It has no lease to extend, and keeps how its handler answered it."""
+    """A made delivery, without a message. It has no lease to extend, and keeps its handler's answer."""
 
     __slots__ = ("answer",)
 

@@ -147,7 +147,7 @@ class Scope:
     search: str | None = None
     upto: int = 0
     at: datetime | None = None
-    # Those of the ids whose due time is still to come: a requeue may leave it as it is.
+    # The ids of messages whose due time is still to come: a requeue may leave it as it is.
     later: tuple[int, ...] = ()
     # How often each of the ids had moved at that moment, or -1.
     moves: tuple[int, ...] = ()

@@ -71,7 +71,7 @@ def _begin(task: AnyTask, message: Any) -> Begun:
 
 
 def _begin_together(task: AnyTask, messages: list[Any]) -> Begun:
-    """Start each task of a batch, and join their lists. What its function returns belongs to none of them."""
+    """Start each task of a batch, and join their lists. The value of the function belongs to none of the tasks."""
     joined, refused = [], []
     for message in messages:
         try:

@@ -24,7 +24,7 @@ SELECT 'prepared', gid, owner::text, extract(epoch FROM clock_timestamp() - prep
 
 
 class Holder(NamedTuple):
-    """One that holds a snapshot: its kind, its name (or the id of its process), and whose it is.
+    """A holder of a snapshot: its kind, its name (or the id of its process), and its owner.
 
     ``seconds`` is its age; None: it is not known. ``transactions`` have begun since.
     """

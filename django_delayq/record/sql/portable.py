@@ -45,7 +45,7 @@ from .rows import (
 
 
 def may_claim(using: str, asked: Claiming) -> Q:
-    """Return what a claim asks of a message besides its due time."""
+    """Return the condition of a claim on a message, besides its due time."""
     where = Q(
         not_expired(RecordNow()),
         pk__in=[ticket.id for ticket in asked.tickets],
@@ -134,7 +134,7 @@ class Portable:
         return [queue for (queue,) in self._rows(QUEUES) if queue not in known]
 
     def heads(self, queues: Sequence[str], span: Span) -> Iterable[tuple[str, int, int, int]]:
-        """Return queue, id, due time (microseconds since 1970) and priority of the first messages of each queue."""
+        """Yield queue, id, due time (microseconds since 1970) and priority of the first messages of each queue."""
         rows = Message.objects.using(self.using).filter(After(*span.after), state=State.SCHEDULED)
         if span.end is not None:
             rows = rows.filter(due_at__lte=span.end)

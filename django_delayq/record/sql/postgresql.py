@@ -145,7 +145,7 @@ SELECT q.queue, clock_timestamp(), f.due_at, f.id, s.due_at, s.id, s.is_candidat
 FIND_CANDIDATES = CANDIDATES.format(chosen=f"{OF_TOPICS} AND {OF_TOPIC} NOT IN ({CLOSED})")
 FIND_ANY_CANDIDATES = CANDIDATES.format(chosen="true")
 
-# What may be claimed of the messages behind a position.
+# The messages behind a position that may be claimed.
 WAITING = f"""FROM delayq_message
          WHERE state = 'scheduled' AND queue = %(queue)s AND due_at <= {NOW}
            AND (due_at, id) > (%(due)s::timestamptz, %(id)s::bigint) AND %(queue)s NOT IN ({PAUSED})
@@ -235,7 +235,7 @@ GIVEN = {
     "expires_at": "due + %(expires_at)s::float8 * interval '1 microsecond'",
 }
 
-# What decides how the statement reads.
+# The properties of a message on which the text of the statement depends.
 NAMED = (*GIVEN, "own")
 # The server gets spans as doubles: of whole microseconds up to 285 years these are exact.
 
@@ -535,7 +535,7 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
         return delete
 
     def places(self, rows: QuerySet[Message]) -> Iterable[tuple[int, int, int]]:
-        # As the driver reads them: this saves making a datetime for each row, and a number from that.
+        # Numbers, as the driver reads them: to make a datetime for each row, and a number of that, would take longer.
         compiler = rows.values_list("id", Microseconds("due_at"), "priority").query.get_compiler(self.using)
         found: Iterable[tuple[int, int, int]] = chain.from_iterable(compiler.execute_sql())
         return found

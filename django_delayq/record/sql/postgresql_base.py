@@ -46,7 +46,7 @@ PAUSED = "SELECT name FROM delayq_queue WHERE resumes_at IS NULL OR resumes_at >
 
 OF_TOPICS = "m.topic = ANY(%(topics)s::text[])"
 
-# What may be claimed: what a claim asks of a message besides its state and its due time.
+# The conditions of a claim on a message, besides its state and its due time.
 MAY_CLAIM = f"""{NOT_EXPIRED}
        AND {OF_TOPICS}
        AND (%(queue)s::text IS NULL OR m.queue = %(queue)s)

@@ -65,7 +65,7 @@ def claim_from(due: str) -> str:
     """Return the claim of the messages of any topic whose ids another statement selects."""
     tickets = f"SELECT id, NULL::bigint AS ready FROM ({due}) due"  # noqa: S608
     any_topic = CLAIM.replace(TICKETS, tickets).replace(LEASE_OF_TOPIC, "%(lease)s::float8")
-    # What locks rows is run once.
+    # The subquery that locks rows runs only once.
     return any_topic.replace("WITH t AS (", "WITH t AS MATERIALIZED (").replace(OF_TOPICS, "true")
 
 
@@ -248,7 +248,7 @@ FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
 
-# Whether the server takes no writes, as after a failover. Of a single transaction its own connection may ask the same.
+# Whether the server takes no writes, as after a failover. The connection of a single transaction may ask the same.
 REFUSES_WRITES = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
 
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND), None: EXTEND.replace("FOR SHARE OF m", "")}

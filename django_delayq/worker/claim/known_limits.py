@@ -101,7 +101,7 @@ class KnownLimits(WorkerExtension):
                 logger.info("The limit %s is overridden: %s", name, described(override))
         for name in before.keys() - now.keys():
             logger.info("The limit %s is overridden no more: the code decides", name)
-        # What was full under the limits before may have room now.
+        # A limit that was full before the change may have room now.
         self._opens_at.clear()
         with self._lock:
             self._full.clear()

@@ -145,14 +145,14 @@ class Delivery:
         self.queued_mono = self.started_mono = self.ended_mono = 0.0
         self.lost = False
         self.cancel_requested = False
-        # Once it is decided: the outcome, and the exception that it answers. Middleware may still fail then, and so may
-        # the functions that a transactional handler has called on commit.
+        # The outcome and the exception that it answers, once they are decided. Middleware may still fail then, and so
+        # may the functions on commit of a transactional handler.
         self.decided: Outcome | None = None
         self.raised: BaseException | None = None
         # Called with the outcome when nothing can change it any more. A handler may set it.
         self.on_end: Callable[[Outcome], None] | None = None
-        # Of a batch: all deliveries of the call, the first of which has its thread and its clock; and how the handler
-        # answered this message.
+        # In a batch: all deliveries of the call, of which the first one has the thread and the clock; and the handler's
+        # answer to this message.
         self.together: Sequence[Delivery] | None = None
         self.answered: BaseException | None = None
         # Whether a transactional handler was committed.
@@ -165,7 +165,7 @@ class Delivery:
         self.has_own_transaction = False
         self._deadline: float | None = None
         self._thread = self._forks = 0
-        # Of an async handler that runs: its loop and its task, and what looks at its deadline next.
+        # While an async handler runs: its loop, its task, and the timer of its next look at the deadline.
         self._scope: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Why the worker cancelled the task of the handler; empty: it did not.
@@ -320,7 +320,7 @@ class Delivery:
     @property
     def overtime(self) -> float | None:
         """The seconds since the timeout ended (negative: until it ends); None without a timeout."""
-        # Of a batch: read once, for the handler may end at any moment.
+        # ``together`` is read once, for the handler may end at any moment.
         deadline, together = self._deadline, self.together
         if deadline is None or self._is_closed or (together is not None and together[0]._is_closed):
             return None
@@ -540,9 +540,9 @@ class Delivery:
             with self._lock:
                 self._is_closed = True
             if self._is_interrupted and not self.handler.is_async:
-                # Whether one is on its way is not known; one replaces another. It is not taken back, for CPython would
-                # go on to look for it: calls of all threads then cost half as much again (3.12), and a function under
-                # a tracer never ends (3.11).
+                # Nobody can tell whether an interrupt is on its way; this one would replace it. It is not taken back,
+                # for CPython would go on to look for it: calls of all threads then cost half as much again (3.12), and
+                # a function under a tracer never ends (3.11).
                 self._raise_timeout()
                 for _look in range(100):
                     pass

@@ -122,7 +122,7 @@ async def execute_on_loop(delivery: Delivery, ended: Callable[[], Awaitable[None
         outcome = await _run_on_loop(delivery)
         if isinstance(outcome, BaseException):
             outcome = _answered(delivery, outcome)
-        # One of these calls may set what is called at the end.
+        # One of these calls may set ``on_end``.
         await ended()
         if delivery.on_end is not None:
             await sync_to_async(delivery.on_end)(outcome)

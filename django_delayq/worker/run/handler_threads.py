@@ -193,7 +193,7 @@ class HandlerThreads(Lane):
             while (delivery := self._next(number)) is not None:
                 batch = None if delivery.handler.batch == 1 else self._gather(delivery, number)
                 if batch is not None and not batch:
-                    # It went with others.
+                    # It has begun in the batch of another delivery.
                     continue
                 began = time.monotonic()
                 self.baton.begin(number, delivery.topic)

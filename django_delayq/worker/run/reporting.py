@@ -111,7 +111,7 @@ def log_success(pk: int, topic: str, delivery: int, late: float, ran: float) -> 
 
 
 def emit(signal: Signal, delivery: Delivery, send: Send | None = None, **facts: Any) -> None:
-    """Send a signal about a delivery, by ``send`` or at once. What waits keeps no delivery: payloads may be large."""
+    """Send a signal about a delivery, by ``send`` or at once. A waiting signal keeps no delivery: it may be large."""
     facts |= {"delivery": delivery.deliveries, **signals.message_arguments(delivery, delivery.using)}
     if send is None:
         signals.emit(signal, Message, **facts)

@@ -110,7 +110,8 @@ class RunTuning:
     # The time between two lines of a queue in the log.
     counts_interval: float = 60.0
     # While this number of signals and failures wait, the process takes no messages: receivers that are slower than
-    # handlers must not fill the memory. It is more than end in one batch, which waits even for quick receivers.
+    # handlers must not fill the memory. The number is larger than a batch of outcomes, all of which wait for a moment
+    # even behind quick receivers.
     most_untold: int = 2 * IDS_PER_CALL
 
     def rest(self, refusals: int) -> float:

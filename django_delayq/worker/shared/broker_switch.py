@@ -74,7 +74,7 @@ class BrokerSwitch:
             first, self._away_since = self._away_since is None, now
             is_news = self._outage.is_news(error)
             if isinstance(error, BrokerMoved):
-                # It is known where Redis is now: nothing to wait for.
+                # The new address of Redis is known: there is nothing to wait for.
                 self._flaps, self._held_until = 0, 0.0
             elif first:
                 self._flaps = self._flaps + 1 if now - self._back_at < FLAPPING else 0

@@ -38,8 +38,8 @@ class Janitor(Service):
         self.tuning = tuning
         # Prunes a batch at each ``next``. None: nothing is being pruned.
         self._pruning: Iterator[int] | None = None
-        # Up to when the messages of each rule are deleted that ended before, but for those that had to stay; and when
-        # (monotonic) all are looked at anew.
+        # By rule: the time before which all messages that ended are deleted, except those that had to stay. And when
+        # (monotonic) the janitor searches from the beginning again.
         self._walked: dict[tuple[frozenset[State], Rule], datetime] = {}
         self._walk_anew_at = 0.0
         # The foreign keys that the log has named.

@@ -43,7 +43,8 @@ class UpkeepTuning:
 
     # --- the reaper ---------------------------------------------------------------------------------------------------
 
-    # The interval and the time for a confirmation are the 5 seconds after which the messages of a dead host are free.
+    # This interval and the time for a confirmation add up to the 5 seconds after which the messages of a dead host are
+    # free.
     reap_interval: float = 3.0
     # A lease that ran out is ended when it is still over after this time. The lease renewer tries again sooner.
     confirm_after: float = 2.0
