@@ -180,13 +180,25 @@ def succeed(using: str, receipts: Sequence[Receipt], result: str | None = None) 
     """Record successes, and report them. Return the messages whose success this call recorded."""
     actor = actors.current()
     done = transitions.succeed(using, [Success(each.id, each.delivery, actor, result) for each in receipts])
-    if done and signals.message_succeeded.receivers:
-        on_commit(using, _tell_of_success, using, {each.id: each.delivery for each in receipts}, done)
+    _tell(using, {each.id: each.delivery for each in receipts if each.id in done})
     return done
 
 
-def _tell_of_success(using: str, deliveries: dict[int, int], done: set[int]) -> None:
-    for message in Message.objects.using(using).filter(pk__in=done):
+def succeed_current(using: str, queue: str, message_id: int) -> bool:
+    """Record the success of the delivery that a message of the queue has now, and tell of it. False: it has none."""
+    delivery = transitions.succeed_current(using, queue, message_id, actors.current())
+    if delivery is not None:
+        _tell(using, {message_id: delivery})
+    return delivery is not None
+
+
+def _tell(using: str, deliveries: dict[int, int]) -> None:
+    if deliveries and signals.message_succeeded.receivers:
+        on_commit(using, _tell_of_success, using, deliveries)
+
+
+def _tell_of_success(using: str, deliveries: dict[int, int]) -> None:
+    for message in Message.objects.using(using).filter(pk__in=deliveries):
         began, ended = message.claimed_at or message.created_at, message.finished_at
         runtime = 0.0 if ended is None else (ended - began).total_seconds()
         facts = {"delivery": deliveries[message.pk], "runtime": runtime}

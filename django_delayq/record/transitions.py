@@ -313,6 +313,11 @@ def succeed(using: str, successes: Iterable[Success], *, wait: bool = True) -> s
     return statements(using).succeed(list(unique.values()), wait=wait) if unique else set()
 
 
+def succeed_current(using: str, queue: str, message_id: int, actor: str) -> int | None:
+    """Move a message of a queue ``running → consumed`` by its current delivery. Return the number of that, if any."""
+    return statements(using).succeed_current(queue, message_id, actor)
+
+
 def commit_success(using: str, success: Success, thread: int | None) -> bool:
     """Move a message to *consumed* as ``succeed`` does, as the last statement of its handler's own transaction, which
     may be committed with it.

@@ -17,7 +17,7 @@ from django_delayq.record.sql.postgresql_base import MOST_ROWS_KEPT
 from django_delayq.record.sql.rows import BEGINNING, LeaseRenewal
 from django_delayq.record.sql.sessions import known_session
 from tests.support.limits import Declare, admit_rows
-from tests.support.steps import TOPIC, ago, claim, due, fail, succeed
+from tests.support.steps import TOPIC, ago, claim, claimed, due, fail, succeed
 
 pytestmark = pytest.mark.django_db
 
@@ -48,8 +48,12 @@ def plan(words: str) -> str:
         return "\n".join(row[0] for row in cursor.fetchall())
 
 
+def succeed_current(pk: int) -> int | None:
+    return transitions.succeed_current("default", "default", pk, "a")
+
+
 CLAIM, SUCCEED, FAIL = "AS t(id, ready)", "AS o(id, delivery, place)", "AS o(id, delivery, actor"
-EXTEND = "AS o(id, delivery, lease)"
+EXTEND, CURRENT = "AS o(id, delivery, lease)", "consumed_by = $"
 OVERDUE, OVER = "x ORDER BY priority DESC, due_at, id OFFSET 0", "ORDER BY leased_until LIMIT 1"
 
 
@@ -72,6 +76,7 @@ def test_claims_and_their_ends_are_not_planned_each_time(words: str, batch: int)
     ("t AS MATERIALIZED", lambda: transitions.claim_due("default", "default", 1, 60.0, "pull:tests")),
     (OVERDUE, lambda: statements("default").due("default", [TOPIC], 10)),
     ("AS is_candidate", lambda: statements("default").find_candidates({"default": BEGINNING}, None)),
+    (CURRENT, lambda: succeed_current(claimed().id)),
 ])  # fmt: skip
 @pytest.mark.postgresql
 def test_searches_in_a_backlog_are_not_planned_each_time(words: str, call: Callable[[], object]) -> None:
@@ -103,11 +108,11 @@ def test_rows_are_found_by_id_although_nothing_was_scheduled_at_the_last_analyze
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE delayq_message")
     schedule_messages([{"topic": TOPIC, "delay": "1h"}] * 3_000)
-    for end in (fail, succeed):
+    for end in (fail, succeed, succeed_current):
         (row,) = claim(due().pk)
         assert statements("default").extend([LeaseRenewal(row.id, row.deliveries, 60.0)], wait=False)
         assert end(row.id)
-    for words in (CLAIM, SUCCEED, FAIL, EXTEND):
+    for words in (CLAIM, SUCCEED, CURRENT, FAIL, EXTEND):
         found = plan(words)
         assert "delayq_message_pkey" in found
         assert "delayq_todo" not in found

@@ -277,6 +277,14 @@ class Portable:
         where = Q(pk__in=list(by_id), state__in=LIVE)
         return {m.pk for m, _decision in move(self.using, where, decide, actor="", wait=wait)}
 
+    def succeed_current(self, queue: str, message_id: int, actor: str) -> int | None:
+        """Move a message of a queue ``running → consumed`` by its current delivery; return the number of that."""
+        running = Message.objects.using(self.using).filter(pk=message_id, queue=queue, state=State.RUNNING)
+        for delivery in running.values_list("deliveries", flat=True):
+            if self.succeed([Success(message_id, delivery, actor)], wait=True):
+                return delivery
+        return None
+
     def commit_success(self, success: Success, thread: int | None) -> bool:
         """Record a success as the last statement of the transaction that is open in this thread, which may commit it.
 

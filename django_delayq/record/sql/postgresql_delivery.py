@@ -92,6 +92,16 @@ UPDATE delayq_message m
 RETURNING m.id
 """  # noqa: S608
 
+# The same of one message, whichever its current delivery is.
+SUCCEED_CURRENT = f"""
+UPDATE delayq_message m
+   SET state = 'consumed', finished_at = clock_timestamp(), leased_until = NULL, worker = '',
+       {KEEP_CLAIM}, consumed_by = %(actor)s,
+       reported = m.reported + 1, moves = m.moves + 1
+ WHERE m.id = %(id)s::bigint AND m.queue = %(queue)s AND {IS_RUNNING}
+RETURNING m.deliveries
+"""  # noqa: S608
+
 # The same for one delivery by a thread of the worker that claimed it, in the transaction of its handler. One request
 # records it and commits: see ``PostgreSQLDelivery.commit_success``. Where no row moves, the division fails, and with it
 # what follows. All parameters are numbers, because they are written into the text of the command.
@@ -277,6 +287,10 @@ class PostgreSQLDelivery(PostgreSQLSession):
         if len(done) < len(successes):
             done.update(row[0] for row in self._rows(late, parameters))
         return done
+
+    def succeed_current(self, queue: str, message_id: int, actor: str) -> int | None:
+        rows = self._rows(SUCCEED_CURRENT, {"queue": queue, "id": message_id, "actor": actor})
+        return rows[0][0] if rows else None
 
     def commit_success(self, success: Success, thread: int | None) -> bool:
         connection = connections[self.using]
