@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
-from django.core.handlers.asgi import ASGIRequest
 from django.db import close_old_connections, connections
-from django.http import HttpResponse
 from django.urls import Resolver404, resolve
 
-from . import calls, tokens, views
+from . import calls, views
+from .exchange import LARGEST_BODY, Reply, Request, RequestRefused
 
 T = TypeVar("T")
 
@@ -24,8 +23,8 @@ Send = Callable[[Scope], Awaitable[None]]
 # The types of servers and frameworks differ, so any is accepted.
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-# Whether the connection of a request is closing: a server reports it some moments later, and drops what is sent until
-# then.
+# Whether the connection of a request is closing. ``receive`` reports it some moments later, and what is sent until then
+# is dropped.
 Closing = Callable[[Mapping[str, Any]], bool]
 
 # The threads in which requests ask the database, each with connections of its own.
@@ -43,7 +42,7 @@ class _ClientGone(Exception):
 
 
 class Door:
-    """Answers requests for the addresses of the door, and has ``project`` answer all others.
+    """Answers requests for the addresses of the door, and has ``project`` answer all others; None: it is by itself.
 
     In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
     ``body_timeout`` (seconds) is the longest wait for the body of a request.
@@ -53,76 +52,78 @@ class Door:
         self,
         project: Application | None = None,
         urlconf: str | None = None,
-        closing: Closing = lambda scope: False,
+        closing: Closing | None = None,
         body_timeout: float = BODY_TIMEOUT,
     ) -> None:
         self._project, self._urlconf, self._closing, self._body_timeout = project, urlconf, closing, body_timeout
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="delayq-http", initializer=_keep_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._find(scope) if scope["type"] == "http" else None
-        if found is not None:
-            await self._serve(*found, scope, receive, send)
+        path = self._path(scope) if scope["type"] == "http" else None
+        if path is not None:
+            await self._serve(path, scope, receive, send)
         elif self._project is not None:
             await self._project(scope, receive, send)
 
-    def _find(self, scope: Scope) -> tuple[views.View, Mapping[str, str]] | None:
-        """Return the view of the door for an address, and the names in that."""
+    def _path(self, scope: Scope) -> str | None:
+        """Return what stands behind the place of the door in an address; None: the project answers it."""
+        address: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self._project is None:
+            return address.removeprefix("/")
         with contextlib.suppress(Resolver404):
-            match = resolve(scope["path"].removeprefix(scope.get("root_path", "")), self._urlconf)
-            if match.func in views.DOOR:
-                return match.func, match.kwargs
-        return (views.unknown, {}) if self._project is None else None
+            match = resolve(address, self._urlconf)
+            if match.func is views.door:
+                return str(match.kwargs["path"])
+        return None
 
-    async def _serve(
-        self, view: views.View, names: Mapping[str, str], scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: Reply | None
         try:
-            request = ASGIRequest(scope, io.BytesIO(await self._read(scope, receive)))
+            request = _request(path, scope, await self._read(scope, receive))
         except _ClientGone:
             return
-        except UnicodeDecodeError:
-            response: HttpResponse | None = views.refused(tokens.RequestRefused(400, "invalid query"))
-        except tokens.RequestRefused as error:
-            response = views.refused(error)
-            if scope["http_version"].startswith("1"):
-                # The rest of the body follows, and not the next request.
-                response["Connection"] = "close"
+        except RequestRefused as error:
+            # The rest of the body follows, and not the next request.
+            closes = {"Connection": "close"} if scope["http_version"].startswith("1") else {}
+            answer = error.answer._replace(headers=closes)
         else:
-            attempt = await self.run(views.attempt, view, request, names)
-            response = await self._response(*attempt, request, receive)
-        if response is not None:
-            await _send(response, send)
+            answer = await self._answer(request, scope, receive)
+        if answer is not None:
+            await _send(answer, send)
 
-    async def _response(
-        self, call: calls.Call | None, response: HttpResponse | None, request: ASGIRequest, receive: Receive
-    ) -> HttpResponse | None:
-        """Return the response. None: the client is gone, and the messages that were claimed for it went back."""
-        if not isinstance(call, calls.Consume):
-            return response
-        gone = asyncio.ensure_future(receive())
-        try:
-            # A client that is gone already is noticed after this.
-            await asyncio.sleep(0)
-            if response is None:
-                response = await self._poll(call, gone)
-            if gone.done() or self._closing(request.scope):
+    async def _answer(self, request: Request, scope: Scope, receive: Receive) -> Reply | None:
+        """Return the answer. None: the client is gone, and the messages that were claimed for it went back."""
+        call, answer = await self.run(views.attempt, request)
+        if isinstance(call, calls.Consume):
+            if answer is None:
+                answer = await self._poll(call, receive)
+            if answer is None or await self._is_gone(scope, receive):
                 await self.run(call.settle, GONE)
                 return None
-            return response
-        finally:
-            gone.cancel()
+        return answer
 
-    async def _poll(self, call: calls.Consume, gone: asyncio.Future[Any]) -> HttpResponse | None:
+    async def _poll(self, call: calls.Consume, receive: Receive) -> Reply | None:
         """Wait until there are jobs, or the client is gone."""
-        waits = asyncio.ensure_future(call.await_(self.run))
+        waits, gone = asyncio.ensure_future(call.await_(self.run)), asyncio.ensure_future(receive())
         try:
             await asyncio.wait((waits, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            gone.cancel()
             # The call gives back the messages that it is about to claim.
             waits.cancel()
         await asyncio.wait([waits])
         return None if waits.cancelled() else await self.run(views.step, call, waits.result)
+
+    async def _is_gone(self, scope: Scope, receive: Receive) -> bool:
+        """Return whether the client is gone, as far as the server knows at this moment."""
+        if self._closing is not None:
+            return self._closing(scope)
+        gone = asyncio.ensure_future(receive())
+        # A client that is gone already is noticed after this.
+        await asyncio.sleep(0)
+        is_gone = gone.done()
+        gone.cancel()
+        return is_gone
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """Return the body of a request, read as far as it may be. Raises ``RequestRefused`` and ``_ClientGone``."""
@@ -130,15 +131,15 @@ class Door:
         read = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._body_timeout):
-                while max([len(read), *lengths]) <= calls.LARGEST_BODY:
+                while max([len(read), *lengths]) <= LARGEST_BODY:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _ClientGone
                     read += message.get("body", b"")
                     if not message.get("more_body"):
                         return bytes(read)
-                raise tokens.RequestRefused(413, "body too large")
-        raise tokens.RequestRefused(400, "failed to read body")
+                raise RequestRefused(413, "body too large")
+        raise RequestRefused(400, "failed to read body")
 
     def run(self, act: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Make a call in a thread that has connections to the databases."""
@@ -157,7 +158,17 @@ def _with_connections(act: Callable[..., T], *args: Any) -> T:
     return act(*args)
 
 
-async def _send(response: HttpResponse, send: Send) -> None:
-    headers = [(name.lower().encode(), value.encode()) for name, value in response.items()]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": response.content})
+def _request(path: str, scope: Scope, body: bytes) -> Request:
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in scope["headers"]:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]},{value}" if name in headers else value
+    query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return Request(scope["method"], path, dict(query), headers, body)
+
+
+async def _send(answer: Reply, send: Send) -> None:
+    headers, body = answer.written()
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})

@@ -12,43 +12,35 @@ from typing import Any, ClassVar, Literal
 
 from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest, UnreadablePostError
 
+from .. import __version__, extensions
 from ..api import actions, scheduling
 from ..core import actors
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage, PayloadTooLarge
-from ..core.states import State
+from ..core.states import LIVE, State
 from ..core.values import CENTURY, YEAR
 from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.messages import not_expired
 from ..project import pulled
 from ..pull import Pulled
-from ..pull.answering import succeed
+from ..pull.answering import succeed, succeed_current
 from ..pull.ending import end_what_is_over
 from ..pull.receipts import Receipt
 from ..pull.taking import InThread, PullCall
 from ..record import reads, transitions
+from ..record.sql import statements
 from ..record.sql.rows import NewMessage
 from . import jobs, rates, tokens
-from .tokens import refuse_if
+from .exchange import DIGITS, Request, RequestRefused, refuse_if
 
-# Bytes; the most of one request.
-LARGEST_BODY = 1_048_576
 MOST_JOBS, MOST_ATTRIBUTES = 64, 16
 # The characters that are kept of the name and of the value of an attribute.
 NAME_KEPT, VALUE_KEPT = 32, 128
 UINT16, UINT32 = 2**16 - 1, 2**32 - 1
-# Python reads no number with more digits.
-_DIGITS = re.compile("[0-9]{1,4000}", re.ASCII)
 
-Answer = tuple[int] | tuple[int, Any]
-
-
-def token_of(request: HttpRequest) -> str:
-    """Return the token that a request gives."""
-    return request.headers.get("X-Token") or request.GET.get("token", "")
+Told = tuple[int] | tuple[int, Any]
 
 
 class Call:
@@ -60,7 +52,7 @@ class Call:
     verb: ClassVar[str] = ""
     counted: rates.Counted | None = None
 
-    def __init__(self, request: HttpRequest, namespace: str, names: Sequence[str], job: str) -> None:
+    def __init__(self, request: Request, namespace: str, names: Sequence[str] = (), job: str = "") -> None:
         self.request, self.namespace, self.names = request, namespace, names
         self.queues = [jobs.queue_of(namespace, name) for name in names]
         self.job = job
@@ -73,9 +65,8 @@ class Call:
     def begin(self) -> None:
         """Check the token and the parameters, and take what there is. Raises ``RequestRefused``."""
         if self.right:
-            given = token_of(self.request)
-            token = tokens.check(self.namespace, given, self.right)
-            self.counted = rates.count(token, self.verb, given) if self.verb else None
+            token = tokens.check(self.namespace, self.request.token, self.right)
+            self.counted = rates.count(token, self.verb, self.request.token) if self.verb else None
         self.check()
 
     def check(self) -> None:
@@ -92,17 +83,17 @@ class Call:
         """Whether the answer has to wait."""
         return False
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         """Do what was asked for; return the status and the content."""
         raise NotImplementedError
 
     def number(self, name: str, default: int, most: int = UINT32, least: int = 0) -> int:
         """Return a parameter that is a whole number."""
-        text = self.request.GET.get(name)
+        text = self.request.query.get(name)
         if text is None:
             return default
-        if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
-            raise tokens.RequestRefused(400, f"invalid {name}")
+        if not DIGITS.fullmatch(text) or not least <= int(text) <= most:
+            raise RequestRefused(400, f"invalid {name}")
         return int(text)
 
     def named(self, **facts: Any) -> dict[str, Any]:
@@ -119,12 +110,6 @@ class Call:
         """The messages of the queue that may be taken now."""
         now = reads.now(self.using)
         return self.rows.filter(not_expired(now), state=State.SCHEDULED, due_at__lte=now).order_by("due_at", "id")
-
-    @property
-    def named_row(self) -> QuerySet[Message]:
-        """The message of the job that is named, if there is one."""
-        pk = jobs.message_id(self.job)
-        return self.rows.none() if pk is None else self.rows.filter(pk=pk)
 
     def acting(self) -> Any:
         """Return a context in which the log names the namespace as the actor."""
@@ -164,30 +149,16 @@ class Publish(Call):
 
     def read(self) -> list[bytes]:
         """Return the bodies of the jobs."""
-        return [self.body()]
-
-    def body(self) -> bytes:
-        """Return the body of the request. No more than the largest body is read."""
-        length = self.request.META.get("CONTENT_LENGTH") or "0"
-        # Under WSGI Django reads no body whose length is not told.
-        is_unseen = "Transfer-Encoding" in self.request.headers and not hasattr(self.request, "scope")
-        try:
-            if is_unseen or not _DIGITS.fullmatch(length):
-                raise UnreadablePostError
-            found: bytes = b"" if int(length) > LARGEST_BODY else self.request.read(LARGEST_BODY + 1)
-        except UnreadablePostError:
-            raise tokens.RequestRefused(400, "failed to read body") from None
-        refuse_if(max(int(length), len(found)) > LARGEST_BODY, "body too large", 413)
-        return found
+        return [self.request.body]
 
     def _attributes(self) -> dict[str, str] | None:
-        if self.request.headers.get("Enable-Job-Version", "").upper() != "YES":
+        if self.request.headers.get("enable-job-version", "").upper() != "YES":
             return None
-        start, given = "job-attr-", self.request.headers.items()
+        start = "job-attr-"
         found = {
-            name.lower().removeprefix(start)[:NAME_KEPT]: value[:VALUE_KEPT]
-            for name, value in given
-            if name.lower().startswith(start)
+            name.removeprefix(start)[:NAME_KEPT]: value[:VALUE_KEPT]
+            for name, value in self.request.headers.items()
+            if name.startswith(start)
         }
         refuse_if(len(found) > MOST_ATTRIBUTES, "too many attributes, cannot exceed 16")
         return found
@@ -198,7 +169,7 @@ class Publish(Call):
             news = [self._new(body) for body in self.bodies]
         except InvalidMessage as error:
             # The body does not fit the handler.
-            raise tokens.RequestRefused(400, str(error)) from None
+            raise RequestRefused(400, str(error)) from None
         with self.acting():
             written = scheduling.write_all_checked(self.using, news)
         return [*map(jobs.id_of, written)]
@@ -213,7 +184,7 @@ class Publish(Call):
             # This door has a bound of its own.
             return scheduling.checked(topic, None, options)._replace(payload=payload, value=None)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         return 201, {"job_id": self.publish()[0], "msg": "published"}
 
 
@@ -221,16 +192,16 @@ class PublishBulk(Publish):
     """PUT of many jobs, each of which is an element of an array."""
 
     def read(self) -> list[bytes]:
-        text = self.body().decode("utf-8", "surrogateescape")
+        text = self.request.body.decode("utf-8", "surrogateescape")
         try:
             found = [*_elements(text)]
         except ValueError:
-            raise tokens.RequestRefused(400, "request body should be an array of objects") from None
+            raise RequestRefused(400, "request body should be an array of objects") from None
         refuse_if(not found, "no jobs")
         refuse_if(len(found) > MOST_JOBS, "too many jobs")
         return [element.encode("utf-8", "surrogateescape") for element in found]
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         return 201, {"job_ids": self.publish(), "msg": "published"}
 
 
@@ -261,7 +232,7 @@ class Republish(Publish):
 
     verb = ""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         with transaction.atomic(using=self.using):
             end(self)
             return super().answer()
@@ -277,10 +248,11 @@ class Consume(Call):
         ttr = min(self.number("ttr", 120), YEAR)
         timeout = min(self.number("timeout", 0), YEAR)
         self.count = self.number("count", 1, 100, 1)
-        for queue in self.queues:
-            text = f"the queue {queue} is not pulled: DELAYQ['PULL_QUEUES'] does not declare it"
-            refuse_if(pulled.terms(queue) is None, text)
-        self.taking = PullCall(self.queues, self.count, timeout, ttr, self.using)
+        try:
+            self.taking = PullCall(self.queues, self.count, timeout, ttr, self.using)
+        except ValueError as error:
+            # A queue is not declared as pulled.
+            raise RequestRefused(400, str(error)) from None
 
     def begin(self) -> None:
         super().begin()
@@ -303,7 +275,7 @@ class Consume(Call):
         if self.found and status != 200:
             self.taking.give_back(self.found)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         if not self.found:
             return 404, {"msg": "no job available"}
         names, published = dict(zip(self.queues, self.names, strict=True)), self._published()
@@ -330,8 +302,12 @@ class Consume(Call):
 
 def end(call: Call) -> None:
     """End a job as its acknowledgement does: one that was never taken is cancelled."""
-    for pk, state, deliveries in call.named_row.values_list("pk", "state", "deliveries"):
-        with call.acting():
+    pk = jobs.message_id(call.job)
+    with call.acting():
+        # The usual case is one statement.
+        if pk is None or succeed_current(call.using, call.queue, pk):
+            return
+        for state, deliveries in call.rows.filter(pk=pk, state__in=LIVE).values_list("state", "deliveries"):
             if state == State.SCHEDULED and deliveries == 0:
                 answer = actions.cancel_message(pk, reason="deleted by HTTP", using=call.using)
                 if answer.verdict != Verdict.REQUESTED:
@@ -343,7 +319,7 @@ def end(call: Call) -> None:
 class Acknowledge(Call):
     """DELETE of a job."""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         end(self)
         return (204,)
 
@@ -351,9 +327,9 @@ class Acknowledge(Call):
 class PeekJob(Call):
     """GET of a job, which stays as it is."""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         gone = (State.CONSUMED, State.CANCELLED, State.EXPIRED)
-        message = self.named_row.exclude(state__in=gone).first()
+        message = self.rows.filter(pk=jobs.message_id(self.job) or 0).exclude(state__in=gone).first()
         if message is None:
             return 404, {"error": "job not found"}
         return 200, self.shown(message, 0)
@@ -367,7 +343,7 @@ class PeekJob(Call):
 class Peek(PeekJob):
     """GET of the first job that is due, which stays as it is."""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         message = self.due.first()
         if message is None:
             return 404, {"error": "the queue is empty"}
@@ -381,7 +357,7 @@ class Size(Call):
 
     right = ""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         return 200, self.named(size=self.due.count())
 
 
@@ -390,7 +366,7 @@ class Destroy(Call):
 
     right = "manage"
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         with self.acting():
             actions.cancel_message(self.due, reason="the queue was destroyed by HTTP", using=self.using)
         return (204,)
@@ -405,7 +381,7 @@ class PeekDead(Call):
         end_what_is_over(self.using)
         return self.rows.filter(state=State.DEAD).order_by("finished_at", "id")
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         head, size = self.dead.first(), self.dead.count()
         shown = "" if head is None else jobs.id_of(head)
         return 200, self.named(deadletter_head=shown, deadletter_size=size)
@@ -416,7 +392,7 @@ class DeadLetterSize(PeekDead):
 
     right = ""
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         return 200, self.named(size=self.dead.count())
 
 
@@ -435,7 +411,7 @@ class DeleteDead(PeekDead):
             batches = action.apply_in_batches(self.using, ids, times=times, reason="by HTTP")
             return sum(bool(answer) for answers in batches for answer in answers)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         self.act(actions.PURGE)
         return (204,)
 
@@ -447,12 +423,50 @@ class Respawn(DeleteDead):
         super().check()
         self.ttl = self.number("ttl", 86_400)
 
-    def answer(self) -> Answer:
+    def answer(self) -> Told:
         expires: timedelta | Literal[False] = timedelta(seconds=min(self.ttl, CENTURY)) if self.ttl else False
         number = self.act(actions.REQUEUE, transitions.DueTimes(expires=expires))
         return 200, {"count": number, "msg": "respawned"}
 
 
+class Version(Call):
+    """The version. Everybody may."""
+
+    right = ""
+
+    def answer(self) -> Told:
+        return 200, {"build_commit": "", "build_date": "", "version": __version__}
+
+
+class Info(Call):
+    """The queues of a namespace in which messages wait. This needs a token that manages it."""
+
+    right = "manage"
+
+    @property
+    def start(self) -> str:
+        """How the queues of the namespace begin."""
+        return f"{self.namespace}{jobs.SEPARATOR}"
+
+    def answer(self) -> Told:
+        found = statements(self.using).queues()
+        return 200, {self.namespace: [q.removeprefix(self.start) for q in found if q.startswith(self.start)]}
+
+
+class MetricsPage(Info):
+    """What Prometheus reads of a namespace, if an app exposes metrics."""
+
+    def begin(self) -> None:
+        refuse_if(extensions.exposition() is None, "api not found", 404)
+        super().begin()
+
+    def answer(self) -> Told:
+        expose = extensions.exposition()
+        assert expose is not None
+        return 200, expose(self.using, self.start)
+
+
+PAGES: Mapping[str, type[Call]] = {"version": Version, "info": Info, "metrics": MetricsPage}
 # By the method and the rest of the address behind the queue.
 ROUTES: Mapping[tuple[str, str], type[Call]] = {
     ("PUT", ""): Publish,

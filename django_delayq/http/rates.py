@@ -14,8 +14,8 @@ from django.db import router
 from ..broker import publisher
 from ..broker.base import CallCount
 from ..models import Message
+from .exchange import Reply, RequestRefused
 from .models import Token
-from .tokens import RequestRefused
 
 # lmstfy's words for calls that take jobs, and for calls that publish jobs.
 CONSUME, PRODUCE = "consume", "produce"
@@ -26,8 +26,7 @@ class RateLimited(RequestRefused):
 
     def __init__(self, given: str, verb: str, left_ms: int) -> None:
         super().__init__(429, f"token({given}) {verb} reach the limit rate, please retry later")
-        self.content = {"msg": str(self)}
-        self.headers = {"Retry-After": str(max(1, ceil(left_ms / 1000)))}
+        self.answer = Reply(429, {"msg": str(self)}, {"Retry-After": str(max(1, ceil(left_ms / 1000)))})
 
 
 @dataclass(slots=True)

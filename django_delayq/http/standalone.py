@@ -11,7 +11,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..management._common import Interruptible
 from ..pull import waiters
-from . import urls
 from .asgi import Door
 
 try:
@@ -26,26 +25,19 @@ except ImportError as error:
 GRACEFUL_TIMEOUT = 30
 
 
-# The connections of clients, by their addresses.
-_open: dict[tuple[Any, ...], asyncio.BaseTransport] = {}
-
-
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Knows which connections are open."""
+    """Tells the door of the connection of a request."""
+
+    app_state: dict[str, Any]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._address = tuple(transport.get_extra_info("peername", ())[:2])
-        _open[self._address] = transport
-
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
-        _open.pop(self._address, None)
+        self.app_state = {**self.app_state, "connection": transport}
 
 
 def _closing(scope: Mapping[str, Any]) -> bool:
-    found = _open.get(scope["client"] or ())
-    return found is None or found.is_closing()
+    is_closing: bool = scope["state"]["connection"].is_closing()
+    return is_closing
 
 
 class _DoorServer(uvicorn.Server):
@@ -77,7 +69,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(listener: socket.socket, interrupted: Interruptible) -> None:
     """Answer requests until SIGTERM or SIGINT, and then those that wait; a second SIGINT ends the server at once."""
     config = uvicorn.Config(
-        Door(urlconf=urls.__name__, closing=_closing),
+        Door(closing=_closing),
         http=_Protocol,
         # The header of a proxy would change the address of a request.
         proxy_headers=False,

@@ -13,6 +13,7 @@ from django.db import router
 from django.utils import timezone
 
 from .. import signals
+from .exchange import RequestRefused, refuse_if
 from .models import Token
 
 RIGHTS = ("publish", "consume", "manage")
@@ -21,21 +22,6 @@ MOST_CALLS = 2**31 - 1
 # Each process reads a token again after this time: then a change of it holds in all processes. Seconds.
 KNOWN_FOR = 1.0
 MOST_KNOWN = 1000
-
-
-class RequestRefused(Exception):
-    """A request is refused: the status, the content and the headers of the answer."""
-
-    def __init__(self, status: int, error: str) -> None:
-        super().__init__(error)
-        self.status, self.content = status, {"error": error}
-        self.headers: dict[str, str] = {}
-
-
-def refuse_if(is_wrong: bool, error: str, status: int = 400) -> None:
-    """Raise ``RequestRefused`` for a request in which something is wrong."""
-    if is_wrong:
-        raise RequestRefused(status, error)
 
 
 # By digest: the tokens that this process has found, and until when it need not read them again (monotonic).

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from django.urls import path, re_path
+from django.urls import re_path
 
 from . import views
 
-urlpatterns = [
-    re_path(r"^api/(?P<path>[\s\S]*)\Z", views.api),
-    path("version", views.version),
-    path("info", views.info),
-    path("metrics", views.metrics),
-]
+urlpatterns = [re_path(r"^(?P<path>api/[\s\S]*|version|info|metrics)\Z", views.door)]

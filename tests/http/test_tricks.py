@@ -58,6 +58,7 @@ TRICKS = {
     "another encoding": (request(f"PUT {Q}", "X-Token: TOKEN", "Transfer-Encoding: gzip"), {400, 501}),
     "a method with a sign": (request(f"P@T {Q}", "X-Token: TOKEN"), {400, 404}),
     "a method in a header": (request(f"POST {Q}", "X-Token: TOKEN", "X-HTTP-Method-Override: PUT"), {404}),
+    "many parameters": (request(f"PUT {Q}?{'a&' * 5_000}delay=x", "X-Token: TOKEN"), {400}),
     "a number of many digits": (request(f"PUT {Q}?delay={'9' * 5000}", "X-Token: TOKEN"), {400}),
     "digits of another script": (request(f"PUT {Q}?delay=%D9%A1", "X-Token: TOKEN"), {400}),
     "a job of many letters": (request(f"DELETE {Q}/job/{'Z' * 5000}", "X-Token: TOKEN"), {204}),

@@ -28,7 +28,9 @@ from tests.http.conftest import Wire
 from tests.support.broken_statements import broken
 from tests.support.commands import run
 from tests.support.receivers import heard
+from tests.support.statements import count_statements
 from tests.support.steps import ago, somebody_waits
+from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import eventually
 
 NONE = (404, {"msg": "no job available"})
@@ -274,6 +276,34 @@ def test_a_late_acknowledgement_counts_and_one_of_another_queue_does_not(wire: W
     assert Message.objects.get().state != "consumed"
     assert wire("DELETE", f"/api/ns1/q1/job/{job}") == (204, None)
     assert Message.objects.get().state == "consumed"
+
+
+@pytest.mark.postgresql
+def test_an_acknowledgement_is_one_statement(wire: Wire) -> None:
+    def acknowledged() -> int:
+        job = publish(wire)
+        consume(wire)
+        return count_statements(lambda: wire("DELETE", f"/api/ns1/q1/job/{job}"))
+
+    # Once a second the token is looked for, too.
+    assert min(acknowledged() for _time in range(3)) == 1
+    assert {message.state for message in Message.objects.all()} == {"consumed"}
+
+
+@pytest.mark.postgresql
+def test_a_job_that_is_claimed_while_it_is_deleted_ends(wire: Wire) -> None:
+    def let_go() -> None:
+        eventually(waits_for_a_lock)
+        go.set()
+        connections.close_all()
+
+    job = publish(wire)
+    with unfinished(lambda: take("ns1.q1")) as go:
+        thread = threading.Thread(target=let_go)
+        thread.start()
+        assert wire("DELETE", f"/api/ns1/q1/job/{job}") == (204, None)
+        thread.join()
+    assert (Message.objects.get().state, Message.objects.get().deliveries) == ("consumed", 1)
 
 
 def test_a_poll_waits(wire: Wire) -> None:

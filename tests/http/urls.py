@@ -6,4 +6,4 @@ from django.urls import include, path, re_path
 
 from django_delayq.http import views
 
-urlpatterns = [path("", include("django_delayq.http.urls")), re_path("", views.unknown)]
+urlpatterns = [path("", include("django_delayq.http.urls")), re_path("", views.door, {"path": ""})]
