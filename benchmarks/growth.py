@@ -300,22 +300,29 @@ def answers() -> Iterator[Task]:
     client = _client()
     for name in CONSOLE_ACTIONS:
         search = f"queue:{'over' if name in ('requeue', 'purge') else 'bulk'}"
-        ask = partial(_question, client, name, search)
-        yield Task(f"{name} {BULK:,}: question", ask, PAGE, _forget)
-        yield Task(f"{name} {BULK:,}: answer", partial(_answer, client, name), ANSWER, ask)
+        ask = partial(_question, client, name, {"search": search})
+        yield Task(f"{name} {BULK:,}: question", ask, ANSWER, _forget)
+        asked = partial(_asked, client, name, {"search": search, "longer": "1"})
+        yield Task(f"{name} {BULK:,}: answer", partial(_answer, client, name), ANSWER, asked)
 
 
-def _question(client: Client, action: str, search: str, _prepared: None = None) -> dict[str, str]:
+def _question(client: Client, action: str, given: dict[str, str], _prepared: None = None) -> Any:
+    """Ask to act on all that a search finds."""
+    shown = client.post(_action_url(action), given)
+    _check(shown, 200)
+    return shown
+
+
+def _asked(client: Client, action: str, given: dict[str, str]) -> dict[str, str]:
     """Ask to act on all that a search finds, and return the fields of the answer."""
     from django_delayq.console.admin.action_pages import Question
 
-    shown = client.post(_action_url(action), {"search": search})
-    _check(shown, 200)
+    shown = _question(client, action, given)
     token = re.search(r'name="token" value="([^"]+)"', shown.content.decode())
     if token is None:
         raise Refused("the messages could not be counted")
     number = str(Question.read(token[1]).number)
-    return {"token": token[1], "typed": number, "reason": "the server is back", "delay": "1h"}
+    return {"token": token[1], "typed": number, "reason": "the server is back", "delay": "1h", "priority": "1"}
 
 
 def _answer(client: Client, action: str, fields: dict[str, str]) -> None:

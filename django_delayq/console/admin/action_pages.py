@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest
 from django.db import IntegrityError, OperationalError
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Aggregate, Count, Max, Min, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -42,7 +41,7 @@ from ..models import AuditEvent, DeadLetters
 from ..operations.work import WORKS, BulkAction, Scope
 from ..search import language
 from ..search.conditions import of_states
-from ..statements import TooSlow, in_time, statement_timeout
+from ..statements import TooSlow, answering_within, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
 from .forms import ReasonForm
@@ -54,6 +53,7 @@ _SALT = "django_delayq.action"
 _SELECT_ACROSS = "select_across"
 # Django's parameter of addresses that holds the query string of the list from which the user came.
 LIST_VAR = "_changelist_filters"
+_CONSUMED = frozenset({State.CONSUMED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,12 @@ class ActionPages(ReadOnly):
         """Show the question about a scope as it is now; ``data``: an answer that has errors."""
         if len(scope.ids) > tuning.at_once:
             self.require(request, "bulk")
-        with statement_timeout(self.using, timeouts.page):
-            scope = scope.renewed(self.using)
-        shown = preview(self._rows(request), action, scope)
+        is_longer = search_box.LONGER_VAR in request.POST
+        limit = timeouts.long if is_longer else timeouts.answer // 2
+        with answering_within(limit):
+            with statement_timeout(self.using, timeouts.page):
+                scope = scope.renewed(self.using)
+            shown = preview(self._rows(request), action, scope, limit)
         form = _form(action, scope, shown.number, shown.to_come, data)
         context = {
             **page.context(self, request, str(action.question)),
@@ -170,8 +173,10 @@ class ActionPages(ReadOnly):
             "preview": shown,
             "in_batches": _is_work_for_a_worker(scope),
             "most": action_table.number(tuning.most_messages),
-            "timeout": timeouts.long // 1000,
-            "is_search": scope.search is not None,
+            "limit": f"{limit / 1000:g} s",
+            "longer": is_longer,
+            "longer_limit": f"{timeouts.long / 1000:g} s",
+            "search": scope.search,
             "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
         }
@@ -375,6 +380,8 @@ class ActionPreview:
     number: int | None
     # The messages among them whose due time is still to come.
     to_come: ToCome = field(default_factory=ToCome)
+    # Those that were counted, when there may be more.
+    least: int = 0
     missing: int = 0
     rows: list[tuple[int, str, str]] = field(default_factory=list)
     topics: list[tuple[str, int]] = field(default_factory=list)
@@ -394,9 +401,11 @@ class ActionPreview:
         return self.number is not None and self.number > tuning.most_messages
 
 
-def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
-    """Return the preview of an action on those of ``rows`` that belong to ``scope``."""
-    return (_preview_of_ids if scope.search is None else _preview_of_search)(rows, action, scope)
+def preview(rows: QuerySet[Message], action: ConsoleAction, scope: Scope, most: int) -> ActionPreview:
+    """Return the preview of an action on those of ``rows`` that belong to ``scope``, counted for ``most`` ms."""
+    if scope.search is None:
+        return _preview_of_ids(rows, action, scope)
+    return _preview_of_search(rows, action, scope, most)
 
 
 def has_changed(then: int, now: int) -> bool:
@@ -420,7 +429,7 @@ def _preview_of_ids(rows: QuerySet[Message], action: ConsoleAction, scope: Scope
     )
 
 
-def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> ActionPreview:
+def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Scope, most: int) -> ActionPreview:
     """Return the preview of an action on all that a search finds.
 
     The messages that change are counted exactly, since this many must be confirmed; the others up to a cap. The topics
@@ -429,12 +438,10 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
     counts: dict[State, Capped | None] = {**_unchanged(rows, scope, states - action.action.states)}
-    exact, due_later = _count_exactly(rows, action, scope) or (None, ToCome())
-    if exact is None:
-        counts |= dict.fromkeys(states & action.action.states)
-    else:
-        counts |= {state: Capped(found) for state, found in exact.items() if found}
-    number = None if exact is None else sum(exact.values())
+    exact, due_later = _count_exactly(rows, scope, states & action.action.states, most)
+    counts |= {state: None if found is None else Capped(found) for state, found in exact.items() if found != 0}
+    least = sum(found or 0 for found in exact.values())
+    number = None if None in exact.values() else least
     sample = _changing(rows, action, scope).values_list("pk", "topic", "state")[: tuning.topics_read + 1]
     first = in_time(rows.db, timeouts.page, list, sample) or []
     return ActionPreview(
@@ -442,6 +449,7 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
         _forecast(action, counts),
         number,
         due_later,
+        least=least,
         rows=first[: tuning.messages_named],
         topics=_topics(first[: tuning.topics_read]),
         more=max(0, (number or 0) - tuning.messages_named),
@@ -455,35 +463,42 @@ def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Q
 
 
 def _count_exactly(
-    rows: QuerySet[Message], action: ConsoleAction, scope: Scope
-) -> tuple[dict[State, int], ToCome] | None:
-    """Count the messages that will change, by state, and those due in the future; None: it takes too long."""
-    later = Q(due_at__gt=scope.at)
-    wanted = {
-        **{state.value: Count("pk", filter=Q(state=state)) for state in action.action.states},
-        "number": Count("pk", filter=later),
-        "first": Min("due_at", filter=later),
-        "last": Max("due_at", filter=later),
-    }
-    found = in_time(rows.db, timeouts.long, lambda: _changing(rows, action, scope).aggregate(**wanted))
-    if found is None:
-        return None
-    counts = {state: found.pop(state.value) for state in action.action.states}
-    return counts, ToCome(**found)
+    rows: QuerySet[Message], scope: Scope, states: frozenset[State], most: int
+) -> tuple[dict[State, int | None], ToCome]:
+    """Count the messages of each state, None: it takes too long; and those due in the future.
+
+    The consumed ones are counted apart: they alone may be too many.
+    """
+    later, to_come = Q(due_at__gt=scope.at), ToCome()
+    counts: dict[State, int | None] = dict.fromkeys(states)
+    for some in filter(None, (states - _CONSUMED, states & _CONSUMED)):
+        wanted = {
+            **{state.value: Count("pk", filter=Q(state=state)) for state in some},
+            "number": Count("pk", filter=later),
+            "first": Min("due_at", filter=later),
+            "last": Max("due_at", filter=later),
+        }
+        found = in_time(rows.db, most, _aggregated, rows.filter(scope.condition(), of_states(some)).order_by(), wanted)
+        if found is not None:
+            counts |= {state: found.pop(state.value) for state in some}
+            to_come += ToCome(**found)
+    return counts, to_come
+
+
+def _aggregated(rows: QuerySet[Message], wanted: Mapping[str, Aggregate]) -> dict[str, Any]:
+    return rows.aggregate(**wanted)
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:
     """Count the messages of the states that the action leaves alone, each up to a cap, until the time is over."""
     counts = {}
-    end = time.monotonic() + timeouts.beside / 1000
-    # Consumed messages last: there are more of them than of any other state.
-    for state in sorted(states, key=lambda state: (state == State.CONSUMED, state)):
-        matching = rows.filter(scope.condition() & of_states(frozenset({state})))
-        # PostgreSQL takes 0 for no limit.
-        left = max(1, int((end - time.monotonic()) * 1000))
-        found = in_time(rows.db, left, matching.order_by().values("pk")[: tuning.counted + 1].count)
-        if found:
-            counts[state] = capped(found, tuning.counted)
+    with answering_within(timeouts.beside):
+        # Consumed messages last: there are more of them than of any other state.
+        for state in [*sorted(states - _CONSUMED), *(states & _CONSUMED)]:
+            matching = rows.filter(scope.condition(), of_states(frozenset({state}))).order_by()
+            found = in_time(rows.db, timeouts.beside, matching.values("pk")[: tuning.counted + 1].count)
+            if found:
+                counts[state] = capped(found, tuning.counted)
     return counts
 
 

@@ -35,7 +35,7 @@ from ..search.conditions import StoredSize, small
 from ..search.language import Search
 from ..search.listing import Listing
 from ..search.texts import term_text
-from ..statements import TooSlow, in_time
+from ..statements import TooSlow, answering_within, in_time
 from . import explanation, page, payload, search_box
 from .export import ExportView
 from .message_page import MessagePage
@@ -80,10 +80,6 @@ class MessageList(ChangeList):
         return dict.fromkeys(places, "asc" if field == self.order[0] else "desc")
 
     def get_results(self, request: HttpRequest) -> None:
-        if not 1 <= self.page_num <= max(1, tuning.counted // self.list_per_page):
-            self.page_num = 1
-        rows: QuerySet[Message] = self.root_queryset
-        found, offset = Listing(rows, self.asked.whole, self.order), (self.page_num - 1) * self.list_per_page
         # True when the search is slow: the page then does not refresh itself.
         self.slow = self.params.get(search_box.LONGER_VAR) == "1"
         # The times after which the search is ended, and one that may take longer, in words.
@@ -91,6 +87,15 @@ class MessageList(ChangeList):
         self.limit, self.longer_limit = (f"{each / 1000:g} s" for each in (most, timeouts.long))
         # The query string of the same search with more time; empty when it had that already.
         self.longer_query = "" if self.slow else self.get_query_string({search_box.LONGER_VAR: "1"})
+        with answering_within(2 * most):
+            self._read(most)
+
+    def _read(self, most: int) -> None:
+        """Read the page and what stands beside it. ``most``: how long the search may take, in milliseconds."""
+        if not 1 <= self.page_num <= max(1, tuning.counted // self.list_per_page):
+            self.page_num = 1
+        rows: QuerySet[Message] = self.root_queryset
+        found, offset = Listing(rows, self.asked.whole, self.order), (self.page_num - 1) * self.list_per_page
         self.too_slow = False
         ids = self._ids(found, offset, most)
         if not ids and self.page_num > 1:

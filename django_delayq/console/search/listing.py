@@ -7,7 +7,6 @@ statements that no index can answer, after a time: they raise ``TooSlow``.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from ...models import Message
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
 from ..console_tuning import timeouts, tuning
-from ..statements import TooSlow, in_time, statement_timeout
+from ..statements import TooSlow, answering_within, in_time, is_late, statement_timeout
 from .conditions import SCHEDULED, limited, of_states, overdue
 from .language import Search
 
@@ -229,16 +228,16 @@ def counts(rows: QuerySet[Message], search: Search, now: datetime) -> StateCount
     if search.problems:
         return dict.fromkeys(_COUNTED, Capped(0))
     found, more, cap = Counter[str](), set(_COUNTED), tuning.counted
-    in_time(rows.db, timeouts.beside, _count, rows.order_by(), search, now, found, more)
+    with answering_within(timeouts.beside):
+        in_time(rows.db, timeouts.beside, _count, rows.order_by(), search, now, found, more)
     return {name: Capped(min(found[name], cap), found[name] > cap or name in more) for name in _COUNTED}
 
 
 def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counter[str], more: set[str]) -> None:
     """Add to the counts, and take states out of ``more`` whose rows were all counted."""
     most = tuning.counted if search.selective else tuning.counted_of_index
-    deadline = time.monotonic() + timeouts.beside / 1000
     for part in _counted(rows, search):
-        if time.monotonic() > deadline:
+        if is_late():
             raise TooSlow
         tallies = list(_tallies(part, search, most, now))
         found.update(sum(map(Counter, tallies), Counter()))

@@ -16,7 +16,7 @@ from ..console_tuning import timeouts
 from .portable_console import PortableConsole
 from .postgresql_console import PostgreSQLConsole
 
-__all__ = ["OutOfTime", "TooSlow", "answering_within", "console_statements", "in_time", "statement_timeout"]
+__all__ = ["OutOfTime", "TooSlow", "answering_within", "console_statements", "in_time", "is_late", "statement_timeout"]
 
 # PostgreSQL's code of a statement that waited for a lock for too long.
 LOCK_NOT_AVAILABLE = "55P03"
@@ -39,12 +39,19 @@ def console_statements(using: str) -> PortableConsole:
 
 @contextmanager
 def answering_within(milliseconds: int) -> Iterator[None]:
-    """Bound the sum of all statements with a time limit inside: many parts of a page may be slow."""
-    token = _end.set(time.monotonic() + milliseconds / 1000)
+    """Bound the sum of all statements with a time limit inside. Of two contexts the one that ends first counts."""
+    end, outer = time.monotonic() + milliseconds / 1000, _end.get()
+    token = _end.set(end if outer is None else min(end, outer))
     try:
         yield
     finally:
         _end.reset(token)
+
+
+def is_late() -> bool:
+    """Tell whether the time is over that ``answering_within`` gives."""
+    end = _end.get()
+    return end is not None and end < time.monotonic()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from html import unescape
 from threading import Barrier
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -129,12 +130,44 @@ def test_what_cannot_be_counted_in_time_is_not_changed(
     monkeypatch.setattr(work.Scope, "condition", lambda scope: condition(scope) & Q(slow))
     asked = ask_for_search(chief, "cancel", "is:live")
     page = samples.text(asked)
-    assert "could not be counted within" in page
+    assert "There are at least 0: not all could be counted within" in page
     assert 'name="token"' not in asked.content.decode()
     monkeypatch.undo()
     # A browser never sends this answer: the page had no form.
     answer(chief, "cancel", asked)
     assert not Operation.objects.exists()
+
+
+@pytest.mark.postgresql("ends a statement by itself")
+def test_a_question_that_had_no_time_to_count_all_tells_how_many_it_counted_and_counts_longer_if_asked(
+    chief: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
+    samples.dead()
+    samples.consumed()
+    slow = "CASE WHEN delayq_message.state = 'consumed' THEN (SELECT true FROM pg_sleep(30)) ELSE true END"
+    condition = work.Scope.condition
+    with monkeypatch.context() as patched:
+        is_slow = RawSQL(slow, (), output_field=BooleanField())
+        patched.setattr(work.Scope, "condition", lambda scope: condition(scope) & Q(is_slow))
+        timed(6000, "answer")
+        asked = ask_for_search(chief, "purge", "is:finished")
+    page = samples.text(asked)
+    assert "1 dead : will be deleted" in page
+    assert "? consumed : will be deleted" in page
+    assert "There are at least 1: not all could be counted within 3 s" in page
+    form = re.search(
+        r'<input type="hidden" name="search" value="([^"]+)">.*?name="longer"', asked.content.decode(), re.S
+    )
+    assert form is not None
+    asked = chief.post(samples.action_url("purge"), {"search": unescape(form[1]), "longer": "1"})
+    assert asked.context["preview"].number == 2
+    # A mistake in the answer does not make the count short again.
+    asked = answer(chief, "purge", asked, typed="3", longer="1")
+    assert "This is not 2." in samples.text(asked)
+    assert 'name="longer"' in asked.content.decode()
+    answer(chief, "purge", asked)
+    worked_off()
+    assert not Message.objects.exists()
 
 
 def test_more_messages_than_an_operation_takes_are_refused(chief: Client, tuned: Callable[..., None]) -> None:

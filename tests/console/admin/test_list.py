@@ -267,6 +267,23 @@ def test_an_unfinished_search_is_tried_for_longer(
     assert all("longer" not in tab.query for tab in second.context["cl"].tabs())
 
 
+@pytest.mark.postgresql("ends a statement by itself")
+def test_a_slow_search_and_what_stands_beside_it_have_one_time_limit(
+    viewer: Client, monkeypatch: pytest.MonkeyPatch, timed: Callable[..., None]
+) -> None:
+    samples.scheduled()
+    slow_topics(monkeypatch, 30, timed)
+    timed(300, "rows")
+    timed(600, "beside")
+    with CaptureQueriesContext(connection) as captured:
+        viewer.get(reverse(samples.LIST), {"q": "topic:a"})
+    given = [int(found[1]) for sql in captured if (found := re.search(r"'statement_timeout', '(\d+)'", sql["sql"]))]
+    search, *others = [milliseconds for milliseconds in given if milliseconds <= 600]
+    # The nearest rows take what it left, and nothing is counted.
+    assert search == 300
+    assert sum(others) <= 300
+
+
 def test_the_list_is_sorted_by_a_column_and_says_where_only_in_part(viewer: Client, tuned: Callable[..., None]) -> None:
     live = [samples.scheduled(delay=f"{hours}h", queue=f"q{hours % 2}") for hours in (1, 2, 3, 4)]
     retried = samples.failed(samples.running(queue="q0"), delay=timedelta(hours=5), error="OSError", reason="retry")
