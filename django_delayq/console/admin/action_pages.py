@@ -23,7 +23,6 @@ from django.core.exceptions import BadRequest
 from django.db import IntegrityError, OperationalError
 from django.db.models import Aggregate, Count, Max, Min, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -162,8 +161,7 @@ class ActionPages(ReadOnly):
                 scope = scope.renewed(self.using)
             shown = preview(self._rows(request), action, scope, limit)
         form = _form(action, scope, shown.number, shown.to_come, data)
-        context = {
-            **page.context(self, request, str(action.question)),
+        facts = {
             "action": action,
             "form": form,
             "token": Question(action, str(request.user.pk), scope, shown.number).sign(),
@@ -180,8 +178,7 @@ class ActionPages(ReadOnly):
             "read_at": explanation.moment(scope.at, "seconds") if scope.at is not None else "",
             "back": self._back(request, scope),
         }
-        context["media"] += form.media
-        return TemplateResponse(request, "delayq_console/message/confirm.html", context)
+        return page.response(self, request, str(action.question), "message/confirm", facts)
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 

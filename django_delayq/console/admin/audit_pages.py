@@ -33,7 +33,7 @@ _SPANS = {name: length for name, _label, length in PERIODS}
 class AuditEventAdmin(Page):
     """The audit events, which nobody can change."""
 
-    template = "delayq_console/auditevent/list.html"
+    template = "auditevent/list"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         asked = {name: storable(request.GET.get(name, ""))[:200] for name in _ASKED}

@@ -43,7 +43,7 @@ _QUEUES, _LIMITS, _WORKERS = 10, 6, 8
 
 
 class DashboardAdmin(Page):
-    template = "delayq_console/dashboard.html"
+    template = "dashboard"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         window = page.chosen(request, "window", _WINDOWS)

@@ -128,41 +128,24 @@ class DeadGroup:
         return [self.recent[period] for period in PERIODS], self.count, self.last
 
 
-@dataclass(frozen=True, slots=True)
-class DeadGroups:
-    """All groups, the newest burst first. ``capped`` is True when older dead messages were left out."""
+def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> tuple[list[DeadRow], list[DeadGroup], list[DeadGroup]]:
+    """Return the newest dead messages among ``rows`` that the reader chose, and their groups by error and by topic.
 
-    topics: list[DeadGroup]
-    errors: list[DeadGroup]
-    # The queues of these messages.
-    queues: list[str]
-    count: int
-    capped: bool
-
-
-def group_dead(rows: QuerySet[Message], chosen: DeadFilter) -> DeadGroups:
-    """Group the newest dead messages among ``rows`` that the reader chose. Raises ``TooSlow``."""
+    There may be one message more than the groups have. The newest burst comes first. Raises ``TooSlow``.
+    """
     dead = rows.filter(state=State.DEAD, finished_at__isnull=False, **chosen.columns).order_by("-finished_at", "-id")
     with statement_timeout(rows.db, timeouts.page):
         now = reads.now(rows.db)
         if chosen.period:
             dead = dead.filter(finished_at__gt=now - PERIODS[chosen.period])
         noted = Acknowledgement.objects.using(rows.db).in_bulk()
-        newest = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: tuning.counted + 1])
-    found: list[DeadRow] = [
-        (topic, error, at, pk, queue) for topic, error, at, pk, queue in newest[: tuning.counted] if at is not None
-    ]
+        newest: list[Any] = list(dead.values_list("topic", "error", "finished_at", "pk", "queue")[: tuning.counted + 1])
+    found = newest[: tuning.counted]
     errors = _groups(found, now, chosen, noted, by_topic=False, by_error=True)
     by_error = {group.error: group for group in errors}
     for group in _groups(found, now, chosen, {}, by_topic=True, by_error=True):
         by_error[group.error].topics.append(group)
-    return DeadGroups(
-        _groups(found, now, chosen, {}, by_topic=True, by_error=False),
-        errors,
-        sorted({row[-1] for row in found}),
-        len(found),
-        len(newest) > tuning.counted,
-    )
+    return newest, errors, _groups(found, now, chosen, {}, by_topic=True, by_error=False)
 
 
 def _groups(
@@ -199,7 +182,7 @@ class AcknowledgeForm(forms.Form):
 class DeadLettersAdmin(Page):
     """The dead letters, for users who may view messages."""
 
-    template = "delayq_console/deadletters.html"
+    template = "deadletters"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         acts_here = self.admin_site.is_registered(Message)
@@ -212,22 +195,22 @@ class DeadLettersAdmin(Page):
         chosen = _chosen(request)
         shared = {"chosen": chosen, "filtered": chosen != DeadFilter(), "periods": _PERIODS}
         try:
-            found = group_dead(Message.objects.using(using), chosen)
+            newest, errors, topics = group_dead(Message.objects.using(using), chosen)
         except TooSlow:
             return {**shared, "too_slow": True, "queues": _queues(using, chosen, [])}
-        errors = found.errors[: self.list_per_page]
-        frames = in_time(using, timeouts.beside, last_frames, using, [group.samples[0] for group in errors]) or {}
-        rows = [self._row(group, frames) for group in errors]
+        shown = errors[: self.list_per_page]
+        frames = in_time(using, timeouts.beside, last_frames, using, [group.samples[0] for group in shown]) or {}
+        rows = [self._row(group, frames) for group in shown]
         return {
             **shared,
-            "queues": _queues(using, chosen, found.queues),
-            "topics": [self._row(group) for group in found.topics[: self.list_per_page]],
+            "queues": _queues(using, chosen, [row[-1] for row in newest]),
+            "topics": [self._row(group) for group in topics[: self.list_per_page]],
             "errors": [row for row in rows if not row.group.is_known],
             "known": [row for row in rows if row.group.is_known],
-            "more_topics": max(0, len(found.topics) - self.list_per_page),
-            "more_errors": max(0, len(found.errors) - self.list_per_page),
-            "count": found.count,
-            "cap": tuning.counted if found.capped else None,
+            "more_topics": max(0, len(topics) - self.list_per_page),
+            "more_errors": max(0, len(errors) - self.list_per_page),
+            "count": min(len(newest), tuning.counted),
+            "cap": tuning.counted if len(newest) > tuning.counted else None,
             "offered": offered,
             "acknowledge_url": self.url(DeadLetters, "acknowledge") if self.may(request, "requeue") else "",
         }

@@ -12,7 +12,6 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -36,10 +35,10 @@ from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
 from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
 from ..whereabouts import sizes
-from . import needs, page_data, panels
+from . import needs, page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, ReasonField, ReasonForm
-from .page import Page, acting_as_user, context, operation_url, start_operation
+from .page import Page, operation_url
 from .page_data import PageData
 from .panels import Panel
 
@@ -114,7 +113,7 @@ TableState = tuple[int | None, Vacuum, list[Holder] | None]
 
 
 class HealthAdmin(Page):
-    template = "delayq_console/health.html"
+    template = "health"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -156,12 +155,12 @@ class HealthAdmin(Page):
         url = self.url(Health)
         if request.method != "POST":
             return HttpResponseRedirect(url)
-        with acting_as_user(request), lifecycle.starting(self.using):
+        with page.acting_as_user(request), lifecycle.starting(self.using):
             if _checks(self.using)[1] is not None:
                 return self.leave(request, url, _("A check is under way already."), messages.WARNING)
             lifecycle.start(self.using, "check", {}, {}, described=_("all queues"), reason="")
         text, level = _("The check is queued: a worker compares the record with Redis."), messages.SUCCESS
-        if not alive(self.using):
+        if not stats.alive(self.using, reads.now(self.using)):
             text, level = _("The check is queued and waits for a worker: none is alive."), messages.WARNING
         return self.leave(request, url, text, level)
 
@@ -172,9 +171,9 @@ class HealthAdmin(Page):
     def restore_view(self, request: HttpRequest) -> HttpResponse:
         """Show the preview on GET, which writes nothing; start an operation on POST."""
         self.require(request, "restore")
+        title = _("Restore Redis from the record")
         if conf.get().REDIS is None:
-            unneeded = {**context(self, request, _("Restore Redis from the record")), "is_unneeded": True}
-            return TemplateResponse(request, "delayq_console/restore.html", unneeded)
+            return page.response(self, request, title, "restore", {"is_unneeded": True})
         using = self.using
         is_post = request.method == "POST"
         given = request.POST if is_post else request.GET
@@ -183,25 +182,24 @@ class HealthAdmin(Page):
         with statement_timeout(using, timeouts.page):
             form = RestoreForm(given if given else {"overdue": Overdue.RUN.value}, using)
             _last, running = lifecycle.newest(using, RestoreWork.name)
-            has_workers = alive(using)
+            workers = stats.alive(using, reads.now(using))
         if is_post and form.is_valid() and confirm.is_valid():
             return self._start(request, form, confirm.cleaned_data["reason"])
-        shown = {
-            **context(self, request, _("Restore Redis from the record")),
+        facts = {
             "form": form,
             "confirm": confirm,
             "preview": _preview(using, form) if form.is_valid() else None,
             "hidden": [field.as_hidden({"id": False}) for field in form],
             "running": running,
             "running_url": operation_url(self, request, running),
-            "workers": has_workers,
+            "workers": workers,
         }
-        return TemplateResponse(request, "delayq_console/restore.html", shown)
+        return page.response(self, request, title, "restore", facts)
 
     def _start(self, request: HttpRequest, form: RestoreForm, reason: str) -> HttpResponse:
         with lifecycle.starting(self.using):
             _last, running = lifecycle.newest(self.using, RestoreWork.name)
-            operation = running or start_operation(
+            operation = running or page.start_operation(
                 request, RestoreWork.name, form.scope, form.arguments, described=form.described(), reason=reason
             )
         url = operation_url(self, request, operation) or self.url(Health)
@@ -210,7 +208,7 @@ class HealthAdmin(Page):
             text %= {"number": running.pk, "actor": running.started_by}
             return self.leave(request, url, text, messages.ERROR)
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
-        if not alive(self.using):
+        if not stats.alive(self.using, reads.now(self.using)):
             text, level = _("Restore #%(number)d is queued and waits for a worker: none is alive."), messages.WARNING
         return self.leave(request, url, text % {"number": operation.pk}, level)
 
@@ -306,11 +304,3 @@ def _row(name: str, tally: Tally, now: datetime) -> SimpleNamespace:
         missing=max(0, tally.found - tally.beyond - tally.held),
         oldest="–" if tally.oldest is None else span(now - tally.oldest),
     )
-
-
-def alive(using: str) -> int | None:
-    """Count the live workers; None when the database does not answer."""
-    try:
-        return stats.alive(using, reads.now(using))
-    except (DatabaseError, InterfaceError):
-        return None

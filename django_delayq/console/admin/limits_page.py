@@ -81,7 +81,7 @@ class OverrideForm(PauseForm):
 class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
-    template = "delayq_console/limits.html"
+    template = "limits"
     list_per_page = page_data.MOST_LIMITS
 
     def content(self, request: HttpRequest) -> dict[str, Any]:

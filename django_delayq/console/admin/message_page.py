@@ -16,7 +16,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -179,8 +178,7 @@ class MessagePage(ActionPages):
         where, in_line = locate(message), _in_line(message, now)
         content = payload.pretty(message.payload, masked=masked)
         result = "" if message.result is None else payload.pretty(message.result, masked=masked)
-        context = {
-            **page.context(self, request, str(message)),
+        facts = {
             "original": message,
             "kept": self.kept(request),
             "back": self.list_as_it_was(request),
@@ -213,7 +211,7 @@ class MessagePage(ActionPages):
             "related": self._related(message, in_line),
             **(extra or {}),
         }
-        return TemplateResponse(request, "delayq_console/message/change_form.html", context)
+        return page.response(self, request, str(message), "message/change_form", facts)
 
     def _facts(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
         limit = "" if message.max_attempts is None else f" / {message.max_attempts}"

@@ -10,7 +10,6 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -70,7 +69,7 @@ def _progress(operation: Operation) -> str:
 class OperationAdmin(Page):
     """The operations, for users who may view them. Users may stop one that they started, or that they could start."""
 
-    template = "delayq_console/operation/list.html"
+    template = "operation/list"
 
     def may_resume(self, request: HttpRequest, operation: Operation) -> bool:
         """Tell whether the user may resume an operation, which takes the permissions to start it."""
@@ -103,8 +102,7 @@ class OperationAdmin(Page):
         is_held = operation.leased_until is not None and operation.leased_until > now
         is_stopping = operation.stop_requested and operation.state == OperationState.RUNNING and is_held
         is_unstoppable = is_stopping or (is_held and operation.worker.startswith(lifecycle.LOADER))
-        context = {
-            **page.context(self, request, f"{name_of(operation)} #{operation.pk}"),
+        facts = {
             "row": operation_row(operation, now),
             "operation": operation,
             "arguments": _arguments(operation),
@@ -117,7 +115,7 @@ class OperationAdmin(Page):
             if "ids" in operation.scope
             else "",
         }
-        return TemplateResponse(request, "delayq_console/operation/detail.html", context)
+        return page.response(self, request, f"{name_of(operation)} #{operation.pk}", "operation/detail", facts)
 
     def stop_view(self, request: HttpRequest, number: int) -> HttpResponse:
         """Stop an operation between two batches, on POST."""

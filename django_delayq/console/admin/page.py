@@ -114,6 +114,14 @@ def context(model_admin: ReadOnly, request: HttpRequest, title: str) -> dict[str
     }
 
 
+def response(
+    model_admin: ReadOnly, request: HttpRequest, title: str, template: str, facts: Mapping[str, Any], status: int = 200
+) -> HttpResponse:
+    """Return a page that has these facts in what all pages share."""
+    shown = {**context(model_admin, request, title), **facts}
+    return TemplateResponse(request, f"delayq_console/{template}.html", shown, status=status)
+
+
 def may_view(model_admin: ReadOnly, model: type[Model], request: HttpRequest) -> bool:
     """Tell whether the site of ``model_admin`` has the pages of a model and the user may view them."""
     site = model_admin.admin_site
@@ -202,9 +210,8 @@ class Page(ReadOnly):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         self.require(request)
-        title = label_of(self.model)
-        shown = {**context(self, request, title), **self.content(request), **(extra_context or {})}
-        return TemplateResponse(request, self.template, shown)
+        facts = {**self.content(request), **(extra_context or {})}
+        return response(self, request, label_of(self.model), self.template, facts)
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
         """Return the page of a row. Django's own would show every field, payloads without masks."""

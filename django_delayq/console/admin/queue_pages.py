@@ -11,7 +11,6 @@ from django import forms
 from django.contrib import messages
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -88,7 +87,7 @@ class ResumeForm(SpreadForm):
 
 
 class QueueAdmin(Page):
-    template = "delayq_console/queues.html"
+    template = "queues"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -253,11 +252,9 @@ class QueueAdmin(Page):
     def _ask(
         self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str, waiting: str = ""
     ) -> HttpResponse:
-        title = question % {"queue": name}
         with statement_timeout(self.using, timeouts.page):
             pause = pausing.paused(self.using).get(name)
-        shown = {
-            **page.context(self, request, title),
+        facts = {
             "form": form,
             "action": view,
             "waiting": waiting,
@@ -267,7 +264,7 @@ class QueueAdmin(Page):
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }
-        return TemplateResponse(request, "delayq_console/queue_confirm.html", shown)
+        return page.response(self, request, question % {"queue": name}, "queue_confirm", facts)
 
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib import admin, messages
-from django.contrib.admin import ShowFacets
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
 from django.db import router
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.http.response import HttpResponseBase
 from django.urls import NoReverseMatch, URLPattern, path, reverse
-from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from ...core.outcomes import storable
 from ...core.verbs import VERBS
 from ...models import Message, Queue
 from ...project import console_conf
-from ..console_tuning import tuning
 from ..models import DeadLetters, Health, Limits, Operation, Topics
 
 
@@ -33,16 +29,6 @@ class CappedCount(int):
     def __str__(self) -> str:
         # Templates that put separators in themselves would garble "10,000+".
         return f">{int(self)}" if settings.USE_THOUSAND_SEPARATOR else f"{int(self):,}+"
-
-
-class CappedPaginator(Paginator):  # type: ignore[type-arg]
-    """A paginator whose count reads at most one row more than the cap."""
-
-    @cached_property
-    def count(self) -> int:
-        rows = cast(QuerySet[Model], self.object_list)
-        found = rows.order_by().values("pk")[: tuning.counted + 1].count()
-        return found if found <= tuning.counted else CappedCount(tuning.counted)
 
 
 def _unsent(request: HttpRequest) -> str:
@@ -90,17 +76,11 @@ def url_name(model: type[Model], view: str) -> str:
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Refuses to add, change and delete, and limits what a list reads."""
+    """Refuses to add, change and delete."""
 
-    paginator: ClassVar[type] = CappedPaginator
     list_per_page = 50
-    # There is no "show all", which would read and render every row.
-    list_max_show_all = 0
-    show_full_result_count = False
-    show_facets = ShowFacets.NEVER
     # Most columns have no index to sort by.
     sortable_by: ClassVar[list[str] | tuple[str, ...] | tuple[()] | None] = ()
-    view_on_site: Callable[[Any], str | None] | bool = False
 
     def may(self, request: HttpRequest, *verbs: str) -> bool:
         """Tell whether the user may view the page and has the permissions for these ``VERBS``."""

@@ -60,7 +60,7 @@ _CHARTS = (
 class TopicsAdmin(Page):
     """The topics, for users who may view messages."""
 
-    template = "delayq_console/topics.html"
+    template = "topics"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         order, window = page.chosen(request, "order", _ORDERS), page.chosen(request, "window", _WINDOWS)

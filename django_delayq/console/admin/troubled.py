@@ -67,5 +67,4 @@ def _answer(
         if trouble(error) != Trouble.READ_ONLY:
             raise
         text = _("The database takes no writes: nothing was done.")
-    context = {**page.context(shown, request, _("Nothing was done")), "text": text}
-    return TemplateResponse(request, "delayq_console/troubled.html", context, status=503)
+    return page.response(shown, request, _("Nothing was done"), "troubled", {"text": text}, status=503)

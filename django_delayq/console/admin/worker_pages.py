@@ -29,7 +29,7 @@ LABELS = {
 class WorkerAdmin(Page):
     """The workers, for users who may view messages."""
 
-    template = "delayq_console/workers.html"
+    template = "workers"
     fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
     readonly_fields = fields
     change_form_template = "delayq_console/worker_detail.html"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import router
 from django.db.models import DateTimeField, F, Q, QuerySet, Value
 
 from ...core import actors
@@ -18,6 +18,7 @@ from ...core.outcomes import storable
 from ...extensions import Service
 from ...record import reads
 from ...record.sql.moves import writing
+from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import tuning
 from ..models import Operation, OperationState
 from ..statements import console_statements
@@ -289,7 +290,7 @@ class OperationRunner(Service):
             # Meanwhile an operation that needs no Redis may begin. This one is leased again when its lease has run out.
             self._current = None
             return
-        if not self._database_answers():
+        if trouble(error) == Trouble.AWAY:
             return
         self._failures += 1
         if self._failures >= tuning.step_failures:
@@ -297,12 +298,3 @@ class OperationRunner(Service):
             logger.error("Operation %s failed after %d tries of a step: %s", operation, self._failures, text)
             fail(self.using, operation, self.worker, text)
             self._failures, self._current = 0, None
-
-    def _database_answers(self) -> bool:
-        connection = connections[self.using]
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT 1")
-        except (DatabaseError, InterfaceError):
-            return False
-        return True
