@@ -33,7 +33,7 @@ from ...core.values import row_id
 from ...inspector.numbers import Capped, capped
 from ...models import Message
 from ...record import reads
-from ...record.sql.moves import locked, writing
+from ...record.sql.moves import locked
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts, tuning
 from ..models import AuditEvent, DeadLetters
@@ -257,7 +257,7 @@ class ActionPages(ReadOnly):
     def _do_at_once(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
         action, scope, reason = question.action, question.scope, form.cleaned_data["reason"]
         try:
-            with page.acting_as_user(request), writing(self.using), statement_timeout(self.using, timeouts.long):
+            with page.acting_as_user(request), statement_timeout(self.using, timeouts.long):
                 self._lock(scope)
                 frozen, left = self._frozen(request, question)
                 work = WORKS[action.name](frozen.to_json(), form.arguments(reads.now(self.using)))

@@ -27,7 +27,6 @@ from ...models.messages import LogRow
 from ...project import conf
 from ...record import reads
 from ...record.sql import statements
-from ...record.sql.moves import writing
 from ..console_tuning import timeouts, tuning
 from ..models import Acknowledgement, DeadLetters
 from ..search import texts
@@ -243,7 +242,7 @@ class DeadLettersAdmin(Page):
 
     def _acknowledge(self, request: HttpRequest, error: str, note: str) -> None:
         known = Acknowledgement.objects.using(self.using)
-        with statement_timeout(self.using, timeouts.page), writing(self.using):
+        with page.acting_as_user(request), statement_timeout(self.using, timeouts.page):
             now = reads.now(self.using)
             if "undo" in request.POST:
                 known.filter(pk=error).delete()

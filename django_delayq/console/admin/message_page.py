@@ -34,7 +34,6 @@ from ...project import conf, pulled
 from ...record import reads
 from ...record.sql import statements
 from ...record.sql.expressions import UnderLimits
-from ...record.sql.moves import writing
 from ...restore.engine import Restore
 from ...restore.selection import Selection
 from ..console_tuning import timeouts, tuning
@@ -107,7 +106,7 @@ class MessagePage(ActionPages):
         facts: dict[str, Any] = {"message_id": pk, "outcomes": {"repeated": 1}, "nonce": nonce[:LONGEST_NONCE]}
         refusals = _REFUSALS_OF_EDITED if edited else _REFUSALS
         try:
-            with page.acting_as_user(request), writing(self.using):
+            with page.acting_as_user(request):
                 new = repeat_message(old, using=self.using, **edited)
                 target = f"{old} → #{new.pk}"
                 page.record(request, "repeat", f"{target}, with an edited payload" if edited else target, **facts)

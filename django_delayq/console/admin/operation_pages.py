@@ -18,7 +18,6 @@ from ...inspector import stats
 from ...models import Message
 from ...project import console_conf
 from ...record import reads
-from ...record.sql.moves import writing
 from ..console_tuning import timeouts
 from ..models import Operation, OperationState
 from ..operations import lifecycle
@@ -170,7 +169,7 @@ class OperationAdmin(Page):
             raise PermissionDenied
         if request.method != "POST":
             return HttpResponseRedirect(url)
-        with page.acting_as_user(request), writing(self.using):
+        with page.acting_as_user(request):
             is_done = act(operation)
             if is_done:
                 target = f"#{operation.pk} {operation.action}: {operation.described}"

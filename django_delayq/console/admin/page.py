@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,14 +140,16 @@ def actor_of(request: HttpRequest) -> str:
     return actors.of_user(request.user.get_username())
 
 
-def acting_as_user(request: HttpRequest) -> AbstractContextManager[None]:
-    """Record what is done within the context in the name of the request's user."""
-    return actors.acting_as(actor_of(request))
+@contextmanager
+def acting_as_user(request: HttpRequest) -> Iterator[None]:
+    """Open a transaction in which all is done in the name of the request's user."""
+    with actors.acting_as(actor_of(request)), writing(router.db_for_write(Message)):
+        yield
 
 
 def record(request: HttpRequest, action: str, target: str, **facts: Any) -> None:
     """Write to the audit what the user did."""
-    with acting_as_user(request):
+    with actors.acting_as(actor_of(request)):
         audit.record(router.db_for_write(Message), action, target, user=request.user, **facts)
 
 
@@ -166,9 +168,8 @@ def start_operation(
     ``audited`` is the verb and the target for the audit, by default the action and its messages. ``told`` are further
     arguments of ``lifecycle.start``.
     """
-    using = router.db_for_write(Message)
-    with acting_as_user(request), writing(using):
-        operation = lifecycle.start(using, action, scope, arguments, **told)
+    with acting_as_user(request):
+        operation = lifecycle.start(router.db_for_write(Message), action, scope, arguments, **told)
         verb, target = audited or (action, operation.described)
         record(request, verb, target, reason=operation.reason, operation=operation, nonce=nonce)
     return operation

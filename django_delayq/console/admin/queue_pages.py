@@ -25,7 +25,6 @@ from ...models.messages import not_expired
 from ...models.workers import WorkerState
 from ...project import conf, validation
 from ...record import reads
-from ...record.sql.moves import writing
 from ..console_tuning import timeouts, tuning
 from ..models import Operation
 from ..operations import lifecycle
@@ -156,7 +155,7 @@ class QueueAdmin(Page):
         if form.is_valid():
             given = form.cleaned_data
             try:
-                with page.acting_as_user(request), writing(self.using):
+                with page.acting_as_user(request):
                     pausing.pause(self.using, name, **given)
                     page.record(request, "pause", name, reason=given["reason"])
             except InvalidMessage:

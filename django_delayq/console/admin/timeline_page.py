@@ -21,7 +21,6 @@ from ...core.verbs import VERBS
 from ...models import Message
 from ...project import console_conf
 from ...record import reads
-from ...record.sql.moves import writing
 from . import page, panels
 from .action_table import outcomes_text
 from .explanation import moment, state_label, timing
@@ -82,7 +81,7 @@ def cancel_from_timeline(model_admin: Any, request: HttpRequest, obj: Any, numbe
         shown |= {"title": _("Cancel message #%(id)d?") % {"id": number}, "opts": model_admin.opts}
         return TemplateResponse(request, "delayq_console/timeline_cancel.html", shown)
     reason = request.POST.get("reason", "")
-    with page.acting_as_user(request), writing(using):
+    with page.acting_as_user(request):
         answer = actions.cancel_message(message, reason=reason, using=using)
         outcomes = {str(answer.verdict.value): 1}
         page.record(request, "cancel", f"#{number}", message_id=number, reason=reason, outcomes=outcomes)
