@@ -377,8 +377,6 @@ class ActionPreview:
     number: int | None
     # The messages among them whose due time is still to come.
     to_come: ToCome = field(default_factory=ToCome)
-    # Those that were counted, when there may be more.
-    least: int = 0
     missing: int = 0
     rows: list[tuple[int, str, str]] = field(default_factory=list)
     topics: list[tuple[str, int]] = field(default_factory=list)
@@ -386,6 +384,8 @@ class ActionPreview:
     more: int = 0
     # True when there are more messages than those whose topics were counted.
     partly: bool = False
+    # Those that were counted, when there may be more.
+    least: int = 0
 
     @property
     def changes(self) -> bool:
