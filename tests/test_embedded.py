@@ -438,7 +438,7 @@ def wait(message, state="consumed"):
     while message.state != state:
         time.sleep(0.01)
         message.refresh_from_db()
-    print(message.topic, message.state, flush=True)
+    print(f"{message.topic} {message.state}", flush=True)
 """
 
 NOTEBOOK = f"""{SET_UP}
@@ -447,7 +447,7 @@ worker.start()
 try:
     worker.start()
 except RuntimeError as error:
-    print("refused:", error)
+    print(f"refused: {{error}}")
 for topic in ("t.effect", "t.async"):
     wait(schedule_message(topic, delay="0.1s"))
 worker.stop()
@@ -605,7 +605,7 @@ call_command("delayq_stats")
 try:
     call_command("run_delayq")
 except Exception as error:
-    print("refused:", error)
+    print(f"refused: {{error}}")
 """
 
 

@@ -20,8 +20,8 @@ if __name__ == "__main__":
     queue, lease, how, go = sys.argv[1:]
     while True:
         for message in take(queue, max=1 if how != "work" else 10, wait=5, lease=lease):
-            print("took", message.id, flush=True)
+            print(f"took {message.id}", flush=True)
             while how == "late" and not Path(go).exists():
                 time.sleep(0.01)
             answer = ack(message.receipt)
-            print("acknowledged" if answer else f"refused: {answer}", message.id, flush=True)
+            print(f"{'acknowledged' if answer else f'refused: {answer}'} {message.id}", flush=True)
