@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 
-from ..core import names, values
-from ..core.durations import Duration, seconds
+from ..core import names
+from ..core.durations import Duration
 from . import validation
 
 # The payload stays as it is. None is a payload.
@@ -38,10 +37,7 @@ class RetryLater(Exception):
     @names.with_hints(_MEANT, "RetryLater")
     def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
         super().__init__(reason or "the handler asked for a later delivery")
-        wait = seconds(delay)
-        if not 0 <= wait <= values.CENTURY:
-            raise ValueError("RetryLater needs a delay of 0 seconds to 100 years")
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=wait)
+        self.delay = validation.delay(delay)
         self.counts = counts
         # The new payload as JSON; None: the payload stays.
         self.payload: str | None = None if payload is KEPT else validation.payload(payload)
