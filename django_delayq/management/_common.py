@@ -26,7 +26,7 @@ from ..broker import RedisBroker, check_settings, index
 from ..core import actors, values
 from ..core.bounds import PRIORITIES
 from ..core.clock import NO_TIME, iso
-from ..core.exceptions import BrokerUnavailable, UnusableBroker
+from ..core.exceptions import BrokerUnavailable, InvalidMessage, UnusableBroker
 from ..core.findings import Cause
 from ..core.names import near
 from ..core.text import shown
@@ -162,7 +162,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
-    """Turn an error of the database, of Redis or of the settings into a ``CommandError`` with an exit code."""
+    """Turn an error of the database, of Redis, the settings or a call into a ``CommandError`` with an exit code."""
     try:
         yield
     except UnusableBroker as error:
@@ -171,6 +171,8 @@ def errors_as_exit_codes() -> Iterator[None]:
         raise CommandError(f"{error.what}: {error}", returncode=UNREACHABLE) from error
     except ImproperlyConfigured as error:
         raise CommandError(str(error), returncode=MISCONFIGURED) from error
+    except InvalidMessage as error:
+        raise wrong_usage(str(error)) from error
     except (DatabaseError, InterfaceError) as error:
         raise CommandError(in_words(error), returncode=_EXIT_CODES.get(trouble(error), 1)) from error
 

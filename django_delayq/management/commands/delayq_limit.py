@@ -9,7 +9,6 @@ from django.core.management.base import CommandParser
 
 from ... import signals
 from ...api import limiting
-from ...core.exceptions import InvalidMessage
 from ...models import LimitOverride, Message
 from .. import _common as common
 
@@ -41,15 +40,12 @@ class Command(common.DelayqCommand):
         if action == "list":
             self._show(using, options, "No limit is overridden.", limiting.in_force(using))
             return
-        try:
-            name = limiting.name_of(**{what: options[what] for what in ("topic", "limit_key", "queue")})
-            if action == "override":
-                done, text = True, self._override(using, name, options)
-            else:
-                done = limiting.reset(using, name)
-                text = "reset to what the code declares" if done else "was not overridden"
-        except InvalidMessage as error:
-            raise common.wrong_usage(str(error)) from error
+        name = limiting.name_of(**{what: options[what] for what in ("topic", "limit_key", "queue")})
+        if action == "override":
+            done, text = True, self._override(using, name, options)
+        else:
+            done = limiting.reset(using, name)
+            text = "reset to what the code declares" if done else "was not overridden"
         if done:
             signals.emit_action(Message, using, action, name, reason=reason)
         self._show(using, options, f"{name}: {text}")

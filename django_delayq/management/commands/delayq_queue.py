@@ -9,7 +9,6 @@ from django.core.management.base import CommandParser
 from ... import signals
 from ...api import pausing
 from ...core.clock import iso
-from ...core.exceptions import InvalidMessage
 from ...core.verbs import VERBS
 from ...models import Message
 from .. import _common as common
@@ -48,10 +47,7 @@ class Command(common.DelayqCommand):
     def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
         paused = {}
         for name in names:
-            try:
-                queue = pausing.pause(using, name, **common.end_of(options), reason=options["reason"])
-            except InvalidMessage as error:
-                raise common.wrong_usage(str(error)) from error
+            queue = pausing.pause(using, name, **common.end_of(options), reason=options["reason"])
             signals.emit_action(Message, using, "pause", name, reason=options["reason"])
             paused[name] = iso(queue.resumes_at)
         if options["json"]:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...api.scheduling import schedule_message
 from ...core.clock import iso
-from ...core.exceptions import InvalidMessage, KeyConflict
+from ...core.exceptions import KeyConflict
 from ...core.names import near
 from ...inspector import worker_list
 from ...project.message_options import OnConflict
@@ -66,8 +66,6 @@ class Command(common.DelayqCommand):
             message = schedule_message(topic, _payload(options["payload"]), using=using, **given)
         except KeyConflict as error:
             raise CommandError(str(error)) from error
-        except InvalidMessage as error:
-            raise common.wrong_usage(str(error)) from error
         if options["json"]:
             facts = {"id": message.pk, "due_at": iso(message.due_at), "existed": message.existed}
             self.say_json(database=using, **facts)
