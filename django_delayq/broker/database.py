@@ -49,11 +49,9 @@ class Walk:
         """Take note of a look: where it began, the limits it left out, what it found, and the seconds it took."""
         self.passed |= closed
         self.is_under_way = seen.is_due and not seen.is_candidate
-        self._low.note(begin, seen.first, seen.now, took)
+        self._low.note(begin, seen.first, seen.now, took, is_over=seen.position is None or seen.is_candidate)
         if seen.first is not None:
             self.last_seen = time.monotonic()
-        if seen.position is None or seen.is_candidate:
-            self._low.end()
         if not seen.is_due:
             self._at = None
         else:

@@ -26,7 +26,7 @@ from .reads import now
 from .sql import statements
 from .sql.log_in_row import claimed_after
 from .sql.moves import LEFT_ALONE, Decision, locked
-from .sql.rows import BEGINNING, Moved
+from .sql.rows import Moved
 from .sql.sessions import own_transaction
 from .transitions import MOVES_PER_TRANSACTION, move_unlocked
 
@@ -118,13 +118,12 @@ def anything_expired(using: str, leases: LowWater | None = None, waiting: LowWat
     A caller that looks repeatedly passes the low-water marks of both.
     """
     marks = (leases or LowWater(), waiting or LowWater())
-    begins = [BEGINNING if mark.begin_full_scan() else mark.mark for mark in marks]
+    begins = [mark.begin() for mark in marks]
     asked = time.monotonic()
     found = statements(using).anything_expired(begins[0][0], begins[1][0])
     took = time.monotonic() - asked
     for mark, begin, first in zip(marks, begins, (found.first_leased, found.first_waiting), strict=True):
         mark.note(begin, None if first is None else (first, 0), found.now, took)
-        mark.end()
     return found.leased, found.waiting
 
 

@@ -37,6 +37,10 @@ class LowWater:
         # The time from which the next full scan may begin (monotonic, seconds).
         self._full_at = 0.0
 
+    def begin(self) -> IndexPosition:
+        """Return where a search begins that ends with its first candidate."""
+        return BEGINNING if self.begin_full_scan() else self.mark
+
     def begin_full_scan(self) -> bool:
         """Return whether it is time for a full scan; if so, it has begun."""
         if self._is_full or time.monotonic() < self._full_at:
@@ -44,19 +48,18 @@ class LowWater:
         self._is_full, self._spent = True, 0.0
         return True
 
-    def note(self, begin: IndexPosition, first: IndexPosition | None, now: datetime, took: float) -> None:
+    def note(
+        self, begin: IndexPosition, first: IndexPosition | None, now: datetime, took: float, *, is_over: bool = True
+    ) -> None:
         """Take note of a search at the record's time ``now``: where it began, and the first row that it found.
 
-        ``took``: seconds.
+        ``took``: seconds. ``is_over``: it has found a candidate, or that there is none.
         """
         if begin <= self.mark:
             late = (now - self._late, 0)
             # The mark stands right before the first row, whose message may not have begun.
             self.mark = late if first is None else min((first[0], first[1] - 1), late)
         self._spent += took
-
-    def end(self) -> None:
-        """Take note that the searches have found a candidate, or that there is none."""
-        if self._is_full:
+        if self._is_full and is_over:
             self._is_full = False
             self._full_at = time.monotonic() + self._parts * self._spent

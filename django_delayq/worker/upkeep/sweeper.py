@@ -101,7 +101,7 @@ class Sweeper(Service):
     def sweep(self, overdue_since: datetime) -> Counter[str]:
         """Go on with the round, for some pages at most. Return how many messages of each queue were put."""
         if self._cursor is None:
-            self._cursor = self.began_at = BEGINNING if self._low.begin_full_scan() else self._low.mark
+            self._cursor = self.began_at = self._low.begin()
         queues, topics = self.queues(), list(self.topics())
         span = Span(overdue_since, self._cursor, self.tuning.page, topics)
         missing: defaultdict[str, list[Entry]] = defaultdict(list)
@@ -111,7 +111,6 @@ class Sweeper(Service):
             # The first page of a round has passed the dead rows.
             took = time.monotonic() - asked
             self._low.note(self.began_at, None if first is None else (first.first, 0), overdue_since, took)
-            self._low.end()
         if first is not None and self._is_loading():
             # Redis has not lost them: the load brings them first. The next tick begins here.
             return Counter()
