@@ -213,22 +213,23 @@ def spread_among(times: DueTimes, ids: Sequence[int], without: Sequence[int] = (
     return replace(times, rank=rank, number=len(ids) - len(without))
 
 
-def make_way(using: str, other: Message) -> bool:
-    """Take the key from a message that may hold it no longer; return whether the key may be free.
+def make_way(using: str, others: Sequence[Message]) -> bool:
+    """Take the keys from those of these messages that may hold them no longer; return whether one may be free.
 
-    The message finished longer ago than it holds its key. Or its time to start is over, and no worker has expired it
+    Such a message finished longer ago than it holds its key. Or its time to start is over, and no worker has expired it
     yet: then this call expires it.
     """
-    if held_keys.free_key(using, other):
-        return True
-    if other.state != State.SCHEDULED or other.expires_at is None:
-        return False
-    gone = transitions.expire(using, limit=1, actor=actors.current(), among=Q(pk=other.pk))
+    is_free = held_keys.free_keys(using, others)
+    late = [other.pk for other in others if other.state == State.SCHEDULED and other.expires_at is not None]
+    if not late:
+        return is_free
+    gone = transitions.expire(using, limit=len(late), actor=actors.current(), among=Q(pk__in=late))
+    for queue, ids in publisher.by_queue((moved.queue, moved.id) for moved in gone).items():
+        publisher.remove_on_commit(using, queue, ids)
     for moved in gone:
-        publisher.remove_on_commit(using, moved.queue, [moved.id])
         signals.emit_on_commit(signals.message_expired, Message, **signals.message_arguments(moved, using))
     publish_follow_ups(using, gone)
-    return bool(gone)
+    return is_free or bool(gone)
 
 
 def _requeue(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: Q) -> list[Answer]:

@@ -478,7 +478,7 @@ def _next_of_own(using: str, new: NewMessage, key: str, own: int) -> Message | N
 
 def _resolve(using: str, new: NewMessage, other: Message | None) -> Message | None:
     """Resolve the conflict with a message that has the key; None when it is over, and the key may be free."""
-    if other is None or make_way(using, other):
+    if other is None or make_way(using, [other]):
         return None
     return _keep_or_change(using, new, other)
 

@@ -5,6 +5,7 @@ Nothing here changes a state: ``transitions`` does.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ from ..core.states import FINAL, LIVE, State
 from ..models import Message
 from ..models.messages import HOLDS_KEY, WAITS_AGAIN
 from .sql import statements
-from .sql.expressions import HasKey
+from .sql.expressions import HasKey, HoldsKeyAt
 from .sql.moves import locked, writing
 
 # The most keys or ids in one statement. It is also the most rows that one transaction locks and moves: other
@@ -33,13 +34,28 @@ KEY_ROUNDS = 20
 Key = tuple[str, str]
 
 
-def in_the_way(using: str, topic: str, key: str, *, but: int | None = None) -> Message | None:
-    """Return the message that keeps others with its key out: the one that holds it, or one that waits again.
-
-    The message ``but`` is not in its own way.
-    """
-    rows = Message.objects.using(using).filter(~Q(pk=but), topic=topic, key=key).order_by()
+def in_the_way(using: str, topic: str, key: str) -> Message | None:
+    """Return the message that keeps others with its key out: the one that holds it, or one that waits again."""
+    rows = Message.objects.using(using).filter(topic=topic, key=key).order_by()
     return _one(rows.filter(HOLDS_KEY)) or _one(rows.filter(WAITS_AGAIN))
+
+
+def all_in_the_way(using: str, keys: Iterable[Key]) -> defaultdict[Key, list[Message]]:
+    """Return the messages that keep others with these keys out, with what ``actions.make_way`` asks of them.
+
+    The one that holds a key comes first. Two statements read a thousand keys of one topic.
+    """
+    by_topic: defaultdict[str, set[str]] = defaultdict(set)
+    for topic, key in keys:
+        by_topic[topic].add(key)
+    found: defaultdict[Key, list[Message]] = defaultdict(list)
+    for topic, some in by_topic.items():
+        for part in chunks(sorted(some), ROWS_TOGETHER):
+            for where in (HOLDS_KEY, WAITS_AGAIN):
+                rows = Message.objects.using(using).filter(where, HasKey(part), topic=topic).order_by()
+                for message in rows.only("key", "state", "expires_at", "finished_at", "key_for"):
+                    found[topic, message.key or ""].append(message)
+    return found
 
 
 def holder(using: str, topic: str, key: str) -> Message | None:
@@ -66,36 +82,45 @@ def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set
     The messages that may change, as those of the keys in ``changing`` and finished ones, are locked until the end of
     the transaction, in the order of their ids, as each action on many messages locks them.
     """
-    by_topic: dict[str, set[str]] = {}
-    for topic, key in keys:
-        by_topic.setdefault(topic, set()).add(key)
-    taken: set[Key] = set()
-    to_lock: set[int] = set()
-    for topic, some in by_topic.items():
-        for part in chunks(sorted(some), ROWS_TOGETHER):
-            for where in (HOLDS_KEY, WAITS_AGAIN):
-                rows = Message.objects.using(using).filter(where, HasKey(part), topic=topic).order_by()
-                for message in rows.only("key", "state"):
-                    held = (topic, message.key or "")
-                    taken.add(held)
-                    if held in changing or message.state in FINAL:
-                        to_lock.add(message.pk)
+    found = all_in_the_way(using, keys)
+    to_lock = {
+        message.pk
+        for key, messages in found.items()
+        for message in messages
+        if key in changing or message.state in FINAL
+    }
     for ids in chunks(sorted(to_lock), ROWS_TOGETHER):
-        found = Message.objects.using(using).filter(pk__in=ids).order_by("pk")
-        list(locked(using, found, wait=True).values_list("pk"))
-    return taken
+        lock(using, ids)
+    return set(found)
 
 
-def free_key(using: str, holder: Message) -> bool:
-    """Free the key of a finished message if the time for which it held it is over. Tell whether the key may be free."""
-    if holder.finished_at is None:
+def lock(using: str, ids: Collection[int]) -> None:
+    """Lock messages until the end of the transaction, in the order of their ids."""
+    rows = Message.objects.using(using).filter(pk__in=ids).order_by("pk")
+    list(locked(using, rows, wait=True).values_list("pk"))
+
+
+def free_keys(using: str, others: Iterable[Message]) -> bool:
+    """Free the keys of those of these messages that are finished, if the time for which they held it is over.
+
+    Return whether one of these keys may be free.
+    """
+    ends = {
+        other.pk: other.finished_at + timedelta(seconds=other.key_for)
+        for other in others
+        if other.finished_at is not None and other.key_for is not None
+    }
+    if not ends:
         return False
-    assert holder.key_for is not None
-    if holder.finished_at + timedelta(seconds=holder.key_for) > statements(using).now():
+    now = statements(using).now()
+    over = [pk for pk, end in ends.items() if end <= now]
+    if not over:
         return False
     with writing(using):
-        # A message that was requeued meanwhile is not finished.
-        rows = Message._base_manager.using(using).filter(pk=holder.pk, moves=holder.moves)
+        if len(over) > 1:
+            lock(using, over)
+        # One that was requeued meanwhile is not finished.
+        rows = Message._base_manager.using(using).filter(~Q(HoldsKeyAt(now)), pk__in=over)
         rows.update(key_for=None)
     return True
 

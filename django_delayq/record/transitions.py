@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,7 +16,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Literal
 
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, OperationalError, connections, transaction
 from django.db.models import Q
 
 from ..core import actors, failpoints
@@ -32,12 +32,12 @@ from ..project import validation
 from ..project.message_options import OnConflict
 from ..project.validation import FARTHEST
 from . import overrides, reads
-from .held_keys import CANCELLED, ROWS_TOGETHER, free_key, in_the_way
+from .held_keys import CANCELLED, ROWS_TOGETHER, Key, all_in_the_way, free_keys
 from .sql import limit_statements, statements
 from .sql.limited import Taking
-from .sql.moves import Decide, Decision, move, moved, writing
+from .sql.moves import Decide, Decision, Look, move, moved, writing
 from .sql.rows import Claimed, Claiming, Failure, Inserted, Moved, NewMessage, Success, Ticket, urgency
-from .sql.sessions import own_transaction
+from .sql.sessions import is_deadlock, own_transaction
 
 # The most rows that one transaction locks and moves.
 MOVES_PER_TRANSACTION = ROWS_TOGETHER
@@ -54,12 +54,14 @@ KEY_TAKEN = Decision(verdict=Verdict.KEY_TAKEN)
 class DueTimes:
     """The due times that an action gives to its messages; cancel and purge give none. A move gives what stands last.
 
-    The new due time is ``due_at``, or ``delay`` from now, or the old due time moved by ``shift``. With none of them it
-    is now; but a requeue then leaves a due time that is still to come as it is. ``spread`` distributes ``number``
-    messages evenly over that time; ``rank`` returns how many of them are due before the one with an id.
+    The new due time is that of ``dues``, by the id of the message, or ``due_at``, or ``delay`` from now, or the old due
+    time moved by ``shift``. With none of them it is now; but a requeue then leaves a due time that is still to come as
+    it is. ``spread`` distributes ``number`` messages evenly over that time; ``rank`` returns how many of them are due
+    before the one with an id.
     """
 
     due_at: datetime | None = None
+    dues: Mapping[int, datetime] | None = None
     delay: timedelta | None = None
     shift: timedelta | None = None
     spread: timedelta = NO_TIME
@@ -74,11 +76,21 @@ class DueTimes:
     @property
     def name_none(self) -> bool:
         """True when they name neither a due time nor a delay."""
-        return self.due_at is None and self.delay is None
+        return self.due_at is None and self.dues is None and self.delay is None
 
-    def share(self, pk: int) -> timedelta:
-        """Return how much later than the first of them a message is due: never later than the whole time."""
-        return NO_TIME if self.rank is None else self.spread * min(1.0, self.rank(pk) / max(1, self.number))
+    def due(self, message: Message, at: datetime) -> datetime:
+        """Return the new due time of a message, by the time now: none is farther away than ``FARTHEST``.
+
+        A spread makes no message due later than after the whole time.
+        """
+        if self.shift is not None:
+            start = max(message.due_at + self.shift, at)
+        elif self.dues is not None:
+            start = self.dues[message.pk]
+        else:
+            start = self.due_at or at + (self.delay or NO_TIME)
+        share = NO_TIME if self.rank is None else self.spread * min(1.0, self.rank(message.pk) / max(1, self.number))
+        return ceil_tenth(min(start + share, at + FARTHEST))
 
 
 NO_TIMES = DueTimes()
@@ -401,15 +413,13 @@ def reschedule(
     that became due later.
     """
     moved_due = _due_mover(using, ids)
-    is_at_once = times.due_at is None and times.shift is None and not times.delay and not times.spread
+    is_named = any(given is not None for given in (times.due_at, times.dues, times.shift))
+    is_at_once = not (is_named or times.delay or times.spread)
 
     def decide(message: Message, at: datetime) -> Decision:
         if message.state != State.SCHEDULED:
             return TOO_LATE
-        start = times.due_at or at + (times.delay or NO_TIME)
-        if times.shift is not None:
-            start = max(message.due_at + times.shift, at)
-        moment = ceil_tenth(min(start + times.share(message.pk), at + FARTHEST))
+        moment = times.due(message, at)
         if is_at_once and message.due_at <= at and not message.is_expired(at):
             moment = message.due_at
         return Decision(State.SCHEDULED, moved_due(message, moment, at), reason, Verdict.RESCHEDULED)
@@ -457,27 +467,36 @@ def requeue(
     reason: str = "",
     among: Q = ANY,
     *,
-    free: Callable[[str, Message], bool] = free_key,
+    free: Callable[[str, Sequence[Message]], bool] = free_keys,
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    ``free`` frees the key of a message that is in the way, and tells whether it could.
+    Of several messages with one key it is the first. ``free`` frees the keys of messages that are in the way, and
+    returns whether it could free one.
     """
     moved_due = _due_mover(using, ids)
-    others: list[Message] = []
+    # The messages that have the keys of the rows that are locked now.
+    having: dict[Key, list[Message]] = {}
+    others: dict[int, Message] = {}
+
+    def look(rows: Sequence[Message]) -> None:
+        nonlocal having
+        keyed = [(row.topic, row.key) for row in rows if row.key is not None and row.state in REQUEUEABLE]
+        having = all_in_the_way(using, keyed)
 
     def decide(message: Message, at: datetime) -> Decision:
         if message.state not in REQUEUEABLE:
             return TOO_LATE
         if message.key is not None:
-            other = in_the_way(using, message.topic, message.key, but=message.pk)
+            same = having.setdefault((message.topic, message.key), [])
+            other = next((each for each in same if each.pk != message.pk), None)
             if other is not None:
-                others.append(other)
+                others[other.pk] = other
                 return KEY_TAKEN
+            same.append(message)
         due = message.due_at
         if not times.name_none or due <= at:
-            start = times.due_at or at + (times.delay or NO_TIME)
-            due = ceil_tenth(min(start + times.share(message.pk), at + FARTHEST))
+            due = times.due(message, at)
         values: dict[str, Any] = {
             **moved_due(message, due, at),
             "attempts": 0,
@@ -492,11 +511,11 @@ def requeue(
             values["expires_at"] = due + times.expires if times.expires else None
         return Decision(State.SCHEDULED, values, reason, Verdict.REQUEUED)
 
-    answers = _act(using, ids, decide, among)
+    answers = _act(using, ids, decide, among, look=look)
     # Only now, when no row of a batch is locked any more: two batches could wait for each other's messages.
-    if sum(free(using, other) for other in others):
+    if sum(free(using, some) for some in chunks([*others.values()], MOVES_PER_TRANSACTION)):
         refused = [pk for pk, each in zip(ids, answers, strict=True) if each.verdict == Verdict.KEY_TAKEN]
-        again = iter(_act(using, refused, decide, among))
+        again = iter(_act(using, refused, decide, among, look=look))
         answers = [next(again) if each.verdict == Verdict.KEY_TAKEN else each for each in answers]
     return answers
 
@@ -514,32 +533,46 @@ def give_up(
     return _act(using, ids, decide, among)
 
 
-def _act(using: str, ids: Sequence[int], decide: Decide, among: Q = ANY, *, with_content: bool = False) -> list[Answer]:
+def _act(
+    using: str,
+    ids: Sequence[int],
+    decide: Decide,
+    among: Q = ANY,
+    *,
+    with_content: bool = False,
+    look: Look | None = None,
+) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
+    actor, insert = actors.current(), statements(using).insert_many
+
+    def together(some: Sequence[int]) -> dict[int, Answer]:
+        found, where = {}, Q(among, pk__in=some)
+        rows = move(using, where, decide, actor=actor, with_content=with_content, look=look, insert=insert)
+        for message, decision in rows:
+            assert decision.verdict is not None
+            made = None if decision.to is None else moved(message, decision)
+            found[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)
+        return found
+
     answers: dict[int, Answer] = {}
     for batch in chunks(ids, MOVES_PER_TRANSACTION):
-        try:
-            answers |= _answers(using, batch, decide, among, with_content)
-        except IntegrityError:
-            # Another message took a key meanwhile, and the whole batch was rolled back: decide one by one.
-            for pk in batch:
-                try:
-                    answers |= _answers(using, [pk], decide, among, with_content)
-                except IntegrityError:
-                    answers[pk] = Answer(pk, Verdict.KEY_TAKEN)
-        # Rows changed meanwhile on a database without row locks: decide on them once more.
-        again = [pk for pk in batch if pk not in answers]
-        if again:
-            answers |= _answers(using, again, decide, among, with_content)
+        answers |= _in_halves(batch, together)
     return [answers.get(pk, Answer(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
-def _answers(using: str, ids: Sequence[int], decide: Decide, among: Q, with_content: bool) -> dict[int, Answer]:
-    """Decide on messages in one transaction; return the answers for those that are found."""
-    answers = {}
-    where, actor, insert = Q(among, pk__in=ids), actors.current(), statements(using).insert_many
-    for message, decision in move(using, where, decide, actor=actor, with_content=with_content, insert=insert):
-        assert decision.verdict is not None
-        made = None if decision.to is None else moved(message, decision)
-        answers[message.pk] = Answer(message.pk, decision.verdict, State(message.state), made)
-    return answers
+def _in_halves(ids: Sequence[int], together: Callable[[Sequence[int]], dict[int, Answer]]) -> dict[int, Answer]:
+    """Decide on messages in one transaction; return the answers for those that are found.
+
+    When somebody has taken one of their keys meanwhile, all is rolled back, and each half gets a transaction of its
+    own. So it is after a deadlock: a batch takes keys in the order of its messages, and others in the order of keys.
+    """
+    try:
+        return together(ids)
+    except IntegrityError:
+        if len(ids) == 1:
+            return {ids[0]: Answer(ids[0], Verdict.KEY_TAKEN)}
+    except OperationalError as error:
+        if len(ids) == 1 or not is_deadlock(error):
+            raise
+    middle = len(ids) // 2
+    return _in_halves(ids[:middle], together) | _in_halves(ids[middle:], together)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing, nullcontext, suppress
 from itertools import product
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message
@@ -141,20 +143,31 @@ def test_no_report_of_a_delivery_changes_a_finished_message(where: State) -> Non
     assert snapshot(id_) == before
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.skipif(
     connection.features.has_select_for_update, reason="the rows are locked: nobody can move them in between"
 )
-def test_a_move_of_another_process_in_between_is_not_overwritten() -> None:
+@pytest.mark.parametrize("is_within", [False, True], ids=["its own transaction", "a transaction of the caller"])
+def test_a_move_of_another_process_in_between_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch, *, is_within: bool
+) -> None:
     id_ = bring(S)
+    # Then a transaction of the caller locks nothing before it writes.
+    monkeypatch.delitem(connection.settings_dict["OPTIONS"], "transaction_mode")
+    connection.close()
 
     def decide(row: Message, now: Any) -> Decision:
-        # Another process could have written this in between.
-        unguarded(Message).filter(pk=id_).update(moves=99)
+        other = sqlite3.connect(connection.settings_dict["NAME"], timeout=0)
+        with closing(other), suppress(sqlite3.OperationalError), other:
+            other.execute("UPDATE delayq_message SET moves = 99 WHERE id = ?", [id_])
         return Decision(CAN)
 
-    assert move("default", Q(pk=id_), decide, actor="test") == []
-    assert message(id_).state == S
-    assert Transition.objects.filter(message_id=id_).count() == 1
+    with suppress(OperationalError), transaction.atomic() if is_within else nullcontext():
+        move("default", Q(pk=id_), decide, actor="test")
+    connection.close()
+    assert (message(id_).state, message(id_).moves) in ((S, 99), (CAN, 2))
+    assert len(log(id_)) == (1 if message(id_).state == S else 2)
+    assert is_within or message(id_).state == CAN
 
 
 def test_a_usual_life_has_its_log_in_the_row_of_the_message() -> None:

@@ -275,19 +275,18 @@ class BulkAction(OperationWork):
 
     def _undo(self, using: str, ids: Sequence[int], operation: Operation) -> Counter[str]:
         undone = Operation.objects.using(using).filter(pk=self.arguments["undoes"]).first()
-        former = {} if undone is None else before(using, undone, ids)
-        outcomes = Counter({"changed": len(ids) - len(former)})
-        # Messages that get the same time are changed together, such as cancelled ones whose due times are over.
-        alike: defaultdict[DueTimes, list[int]] = defaultdict(list)
-        for pk, times in former.items():
-            alike[times].append(pk)
-        for times, some in alike.items():
+        former = [] if undone is None else before(using, undone, ids)
+        outcomes = Counter({"changed": len(ids) - sum(len(some) for _times, some in former)})
+        for times, some in former:
             outcomes += self.act(using, some, times, operation.reason)
         return outcomes
 
 
-def before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, DueTimes]:
-    """Lock messages, and return for those that have not moved since what takes back the move of an operation."""
+def before(using: str, operation: Operation, ids: Sequence[int]) -> list[tuple[DueTimes, list[int]]]:
+    """Lock messages, and return for those that have not moved since what takes back the move of an operation.
+
+    Messages that go back to one queue and priority are together, and so are all that get their due times back.
+    """
     locks = locked(using, Message.objects.using(using).filter(pk__in=ids).order_by("pk"), wait=True)
     moves = dict(locks.values_list("pk", "moves"))
     log = LogRow.objects.using(using)
@@ -302,11 +301,15 @@ def before(using: str, operation: Operation, ids: Sequence[int]) -> dict[int, Du
     read = rows.values_list("message_id", "number", "reason")
     last = {pk: reason for pk, number, reason in read if number == moves.get(pk)}
     if operation.action == actions.MOVE.name:
-        found = {pk: times_before(reason, operation.reason) for pk, reason in last.items()}
-        return {pk: times for pk, times in found.items() if times is not None}
+        alike: defaultdict[DueTimes, list[int]] = defaultdict(list)
+        for pk, reason in last.items():
+            if (times := times_before(reason, operation.reason)) is not None:
+                alike[times].append(pk)
+        return [*alike.items()]
     now, own = reads.now(using), [pk for pk, reason in last.items() if reason == operation.reason]
-    dues = log.filter(message_id__in=own).values_list("message_id", "number", "due_at")
-    return {pk: DueTimes(due_at=max(due, now)) for pk, number, due in dues if number == moves[pk] - 1}
+    former = log.filter(message_id__in=own).values_list("message_id", "number", "due_at")
+    dues = {pk: max(due, now) for pk, number, due in former if number == moves[pk] - 1}
+    return [(DueTimes(dues=dues), sorted(dues))]
 
 
 # The action that undoes another one.

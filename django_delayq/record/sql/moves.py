@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from django.db import connections, transaction
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import Case, F, Model, Q, QuerySet, Value, When
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from ...core import in_tests
@@ -28,11 +30,6 @@ from .rows import Moved
 from .sessions import own_transaction
 
 AModel = TypeVar("AModel", bound=Model)
-
-# Rows that get the same values are a group. Up to this number of groups, each is written with a statement of its own.
-MOST_GROUPS = 5
-# Rows in one statement that writes different values to each row.
-ROWS_PER_UPDATE = 200
 
 
 @dataclass(slots=True)
@@ -61,6 +58,7 @@ class Decision:
 LEFT_ALONE = Decision()
 
 Decide = Callable[[Message, datetime], Decision]
+Look = Callable[[Sequence[Message]], None]
 
 
 # The identity of the database. While this process does not know it, each statement that writes a message brings it
@@ -147,13 +145,14 @@ def move(
     wait: bool = True,
     order_by: Sequence[str] = ("id",),
     with_content: bool = False,
+    look: Look | None = None,
     insert: Insert | None = None,
 ) -> list[tuple[Message, Decision]]:
     """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
 
-    ``decide`` gets the row and the time. Returns each row, as it is after the move, with its decision; a row that
-    another process changed meanwhile, on a database without row locks, is missing. ``wait=False`` passes over rows
-    that another transaction has locked. Payloads and headers, which may be large, are read only ``with_content``.
+    ``look`` gets all rows once they are locked, then ``decide`` gets each row and the time. Returns each row, as it is
+    after the move, with its decision. ``wait=False`` passes over rows that another transaction has locked. Payloads and
+    headers, which may be large, are read only ``with_content``.
     ``insert`` writes the messages that follow ends (``follow_ups``); None: nothing ends dead or expired here.
     """
     with writing(using):
@@ -163,16 +162,17 @@ def move(
         if insert is not None:
             found = found.annotate(**{OWN_HEADER: F(f"headers__{OWN_HEADER}")})
         rows = list(found if limit is None else found[:limit])
+        if look is not None:
+            look(rows)
         now = clock(using)
         decided = [(message, decide(message, now)) for message in rows]
         plans = [_plan(message, made, made.to, now) for message, made in decided if made.to is not None]
         write_out(using, (plan.message for plan in plans))
-        moved_rows = _write(using, plans)
-        add_to_log(using, [_logged(plan, actor, now) for plan in moved_rows])
+        _write(using, plans)
+        add_to_log(using, [_logged(plan, actor, now) for plan in plans])
         if insert is not None:
-            _lead_on(using, moved_rows, actor, insert)
-        written = {plan.message.pk for plan in moved_rows}
-    return [(message, made) for message, made in decided if made.to is None or message.pk in written]
+            _lead_on(using, plans, actor, insert)
+    return decided
 
 
 class _Plan(NamedTuple):
@@ -192,17 +192,32 @@ def _plan(message: Message, decision: Decision, after: State, now: datetime) -> 
     return _Plan(message, decision, before, after, _values(message, decision, after, now))
 
 
-def _write(using: str, plans: list[_Plan]) -> list[_Plan]:
-    """Update the objects, and the rows as they are. Return the plans that were written."""
+def _write(using: str, plans: list[_Plan]) -> None:
+    """Update the objects, and the rows with one statement.
+
+    The rows are locked. SQLite has locked the whole database, or refuses the write where the rows that were read may
+    have changed (``writing``).
+    """
+    by_column: defaultdict[str, dict[int, Any]] = defaultdict(dict)
     for plan in plans:
         for name, value in plan.values.items():
             setattr(plan.message, name, value)
-    if connections[using].features.has_select_for_update:
-        _write_locked(using, plans)
-        return plans
-    # The condition on `moves` replaces the row lock.
-    rows = Message._base_manager.using(using)
-    return [p for p in plans if rows.filter(pk=p.message.pk, moves=p.message.moves - 1).update(**p.values)]
+            by_column[name][plan.message.pk] = value
+    columns = {name: _column(using, name, given, len(plans)) for name, given in by_column.items()}
+    rows = Message._base_manager.using(using).filter(pk__in=[plan.message.pk for plan in plans])
+    rows.update(**{**columns, "moves": F("moves") + 1})
+
+
+def _column(using: str, name: str, given: dict[int, Any], number: int) -> Any:
+    """Return what an update of this number of rows sets a column to: what is given for all alike, or by their ids."""
+    value = next(iter(given.values()))
+    # 1 is True, but not in JSON.
+    if len(given) == number and len(set(map(repr, given.values()))) == 1:
+        return value
+    field: Any = Message._meta.get_field(name)
+    whens = [When(pk=pk, then=Value(value, output_field=field)) for pk, value in given.items()]
+    by_id = Case(*whens, default=F(name), output_field=field)
+    return Cast(by_id, field) if connections[using].features.requires_casted_case_in_updates else by_id
 
 
 def _said(made: Decision) -> dict[str, str]:
@@ -220,23 +235,6 @@ def _lead_on(using: str, plans: list[_Plan], actor: str, insert: Insert) -> None
         written = write_follow_ups(using, ends, insert)
         for plan in plans:
             plan.decision.follow_up = written.get(plan.message.pk)
-
-
-def _write_locked(using: str, plans: list[_Plan]) -> None:
-    """Write each group of rows that get the same values with one statement; write many groups with one for all."""
-    groups: dict[str, list[_Plan]] = {}
-    for plan in plans:
-        alike = {name: value for name, value in plan.values.items() if name != "moves"}
-        groups.setdefault(repr(sorted(alike.items())), []).append(plan)
-    rows = Message._base_manager.using(using)
-    if len(groups) > MOST_GROUPS:
-        # A column that a plan does not name keeps its value, which is written again: the rows are locked.
-        names = sorted({name for plan in plans for name in plan.values})
-        rows.bulk_update([plan.message for plan in plans], names, batch_size=ROWS_PER_UPDATE)
-        return
-    for group in groups.values():
-        values = {**group[0].values, "moves": F("moves") + 1}
-        rows.filter(pk__in=[plan.message.pk for plan in group]).update(**values)
 
 
 def _logged(plan: _Plan, actor: str, now: datetime) -> Logged:

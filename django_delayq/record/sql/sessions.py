@@ -25,7 +25,8 @@ ASK = "SELECT pg_backend_pid(), current_setting('default_transaction_isolation')
 
 # PostgreSQL's codes of a serialization failure and of a deadlock; SQLite's code of a database that is locked, in its
 # lowest byte.
-CONFLICTS = ("40001", "40P01")
+DEADLOCK = "40P01"
+CONFLICTS = ("40001", DEADLOCK)
 SQLITE_BUSY = 5
 # PostgreSQL's code of a statement that the server stopped.
 QUERY_CANCELED = "57014"
@@ -228,6 +229,11 @@ def conflict_in(error: BaseException | None) -> BaseException | None:
             return error
         error = error.__cause__
     return None
+
+
+def is_deadlock(error: OperationalError) -> bool:
+    """Return whether the database has ended a transaction because two waited for each other."""
+    return getattr(conflict_in(error), "sqlstate", None) == DEADLOCK
 
 
 def has_news(connection: BaseDatabaseWrapper) -> bool:

@@ -26,12 +26,17 @@ from django_delayq.models import Message
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from tests.support.claims import needs_row_locks
+from tests.support.rows import unguarded
+from tests.support.statements import count_statements
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
 
 from . import asking, samples
 from .asking import worked_off
 from .samples import TOPIC, fresh, text
+
+# What an undo of an action does to a message.
+UNDONE = {"cancel": "requeued", "run": "rescheduled"}
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -92,6 +97,21 @@ def test_due_times_become_what_they_were(chief: Client, action: str, data: dict[
     assert found.outcomes == {"rescheduled": 4, "changed": 1}
     assert all(fresh(message).due_at == dues[message.pk] for message in made[:4])
     assert abs(fresh(made[4]).due_at - later) < timedelta(seconds=1)
+
+
+@pytest.mark.postgresql("elsewhere each row is written by itself")
+@pytest.mark.parametrize("action", ["cancel", "run"])
+def test_the_due_times_of_few_and_of_many_come_back_by_the_same_statements(chief: Client, action: str) -> None:
+    numbers = []
+    for number in (10, 100):
+        for place in range(number):
+            samples.scheduled(delay=timedelta(hours=2 + place), key=f"{number}-{place}")
+        operation = finished(chief, action)
+        undo(chief, operation)
+        numbers.append(count_statements(worked_off))
+        assert Operation.objects.latest("pk").outcomes == {UNDONE[action]: number}
+        unguarded(Message).delete()
+    assert numbers[0] == numbers[1]
 
 
 def standing(rows: list[Message]) -> list[tuple[str, int]]:
