@@ -33,37 +33,34 @@ class Command(common.DelayqCommand):
         common.add_json(parser)
 
     def work(self, using: str, options: dict[str, Any]) -> None:
-        names = sorted(set(options["queues"]))
-        if options["action"] == "resume" and options["until"] is not None:
+        names, is_pause = sorted(set(options["queues"])), options["action"] == "pause"
+        if not is_pause and options["until"] is not None:
             raise common.wrong_usage("--until belongs to pause.")
-        # A resume can only mean a queue that is paused.
-        meant = None if options["action"] == "pause" else {*pausing.paused(using)}
+        # For a resume the paused ones are meant.
+        meant = None if is_pause else {*pausing.paused(using)}
         self.ask_about_queues(using, names, yes=options["yes"], meant=meant)
-        if options["action"] == "pause":
-            self._pause(using, names, options)
-        else:
-            self._resume(using, names, options)
-
-    def _pause(self, using: str, names: list[str], options: dict[str, Any]) -> None:
-        paused = {}
-        for name in names:
-            queue = pausing.pause(using, name, **common.end_of(options), reason=options["reason"])
-            signals.emit_action(Message, using, "pause", name, reason=options["reason"])
-            paused[name] = iso(queue.resumes_at)
+        act = _pause if is_pause else _resume
+        done = {name: act(using, name, options) for name in names}
         if options["json"]:
-            self.say_json(database=using, paused_until=paused)
+            self.say_json(database=using, **{"paused_until" if is_pause else "resumed": done})
             return
-        for name, at in paused.items():
-            self.say(f"{name}: paused until {at or 'it is resumed'}")
+        for name, found in done.items():
+            if is_pause:
+                self.say(f"{name}: paused until {found or 'it is resumed'}")
+            else:
+                self.say(f"{name}: {'resumed' if found else 'was not paused'}")
 
-    def _resume(self, using: str, names: list[str], options: dict[str, Any]) -> None:
-        resumed = {}
-        for name in names:
-            resumed[name] = pausing.resume(using, name)
-            if resumed[name]:
-                signals.emit_action(Message, using, "resume", name, reason=options["reason"])
-        if options["json"]:
-            self.say_json(database=using, resumed=resumed)
-            return
-        for name, was_paused in resumed.items():
-            self.say(f"{name}: {'resumed' if was_paused else 'was not paused'}")
+
+def _pause(using: str, name: str, options: dict[str, Any]) -> str | None:
+    """Pause a queue, and return when the pause ends; None: when it is resumed."""
+    queue = pausing.pause(using, name, **common.end_of(options), reason=options["reason"])
+    signals.emit_action(Message, using, "pause", name, reason=options["reason"])
+    return iso(queue.resumes_at)
+
+
+def _resume(using: str, name: str, options: dict[str, Any]) -> bool:
+    """Resume a queue, and return whether it was paused."""
+    was_paused = pausing.resume(using, name)
+    if was_paused:
+        signals.emit_action(Message, using, "resume", name, reason=options["reason"])
+    return was_paused

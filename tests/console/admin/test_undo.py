@@ -99,7 +99,7 @@ def test_due_times_become_what_they_were(chief: Client, action: str, data: dict[
     assert abs(fresh(made[4]).due_at - later) < timedelta(seconds=1)
 
 
-@pytest.mark.postgresql("elsewhere each row is written by itself")
+@pytest.mark.postgresql("elsewhere a statement writes a few rows of the log")
 @pytest.mark.parametrize("action", ["cancel", "run"])
 def test_the_due_times_of_few_and_of_many_come_back_by_the_same_statements(chief: Client, action: str) -> None:
     numbers = []
