@@ -94,44 +94,34 @@ class QueueAdmin(Page):
         paused = panels.load("paused now", data.using, pausing.paused, data.using, kept=0.0)
         names = _names(data, paused.value or {})
         held = panels.load("held", data.using, sizes, self.using, names)
-        may_pause, unserved = self.may(request, "pause"), page_data.unserved(data)
+        may_pause, unserved, pauses = self.may(request, "pause"), page_data.unserved(data), paused.value or {}
+        rows = [self._row(name, data, held.value) for name in names]
+        for row in rows:
+            pausing_of_it = self._pausing(row.name, pauses.get(row.name), data.at, may_pause)
+            vars(row).update(pausing_of_it, unserved=row.name in unserved)
         return {
-            "queues": [
-                self._row(name, data, (paused.value or {}).get(name), held.value, may_pause, unserved=name in unserved)
-                for name in names
-            ],
+            "queues": rows,
+            "snapshot": data.snapshot.value,
+            "held": held.value,
             "may_pause": may_pause,
             "problems": panels.problems(data.snapshot, data.workers, paused, held),
         }
 
-    def _row(
-        self,
-        name: str,
-        data: PageData,
-        pause: Queue | None,
-        held: dict[str, QueueSize] | None,
-        may_pause: bool,
-        *,
-        unserved: bool,
-    ) -> SimpleNamespace:
-        """Return what the table shows of a queue; "?" where the value is not known."""
+    def _row(self, name: str, data: PageData, held: dict[str, QueueSize] | None) -> SimpleNamespace:
+        """Return what the table shows of a queue, but for its pause."""
         snapshot, workers = data.snapshot.value, data.workers.value
         queue = QueueSnapshot() if snapshot is None else snapshot.queues.get(name, QueueSnapshot())
-        ids, unknown = (held or {}).get(name), "?" if held is None else "–"
+        ids = held and held.get(name)
         return SimpleNamespace(
-            **self._pausing(name, pause, data.at, may_pause),
             name=name,
+            counts=queue,
             url=self.list_url(Message, f"queue:{name}"),
-            scheduled="?" if snapshot is None else str(queue.scheduled),
-            limited="?" if snapshot is None else str(queue.limited),
-            overdue="?" if snapshot is None else str(queue.overdue),
-            oldest="?" if snapshot is None else _since(queue.oldest_overdue, data.at),
-            workers="?" if workers is None else f"{workers.serving(name):,}",
             detail_url=self.url(Queue, "detail", name),
-            unserved=unserved and pause is None,
             limited_url=self.list_url(Message, f"is:limited queue:{name}") if queue.limited.count else "",
-            following="?" if snapshot is None else _until(queue.next_due, data.at),
-            in_redis=unknown if ids is None else f"{ids.delayed:,} / {ids.ready:,}",
+            oldest=queue.oldest_overdue and span(data.at - queue.oldest_overdue),
+            following=queue.next_due and span(queue.next_due - data.at),
+            workers="?" if workers is None else f"{workers.serving(name):,}",
+            in_redis=ids and f"{ids.delayed:,} / {ids.ready:,}",
         )
 
     def _pausing(self, name: str, pause: Queue | None, now: datetime, may_pause: bool) -> dict[str, Any]:
@@ -296,11 +286,3 @@ def _names(data: PageData, paused: dict[str, Queue]) -> list[str]:
         for worker in data.workers.value.of(WorkerState.ALIVE):
             found |= set(map(str, worker.queues))
     return [*sorted(paused), *sorted(found.difference(paused))]
-
-
-def _since(when: datetime | None, now: datetime) -> str:
-    return "–" if when is None else span(now - when)
-
-
-def _until(when: datetime | None, now: datetime) -> str:
-    return "–" if when is None else _("in %(span)s") % {"span": span(when - now)}

@@ -6,18 +6,19 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.utils import quote, unquote
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...inspector import worker_list
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from ...record import reads
-from . import page_data
+from . import page_data, panels
 from .explanation import moment, span
-from .page import Page, navigation
+from .page import Page, response
 
 LABELS = {
     WorkerState.ALIVE: gettext_lazy("alive"),
@@ -30,9 +31,6 @@ class WorkerAdmin(Page):
     """The workers, for users who may view messages."""
 
     template = "workers"
-    fields = ("name", "host", "pid", "serves", "threads", "started_at", "seen_at", "state")
-    readonly_fields = fields
-    change_form_template = "delayq_console/worker_detail.html"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -60,7 +58,7 @@ class WorkerAdmin(Page):
             worker=worker,
             health=health,
             label=str(LABELS[health]),
-            queues=self.serves(worker),
+            queues=", ".join(map(str, worker.queues)),
             started=moment(worker.started_at, "seconds"),
             seen=_("%(span)s ago") % {"span": span(now - worker.seen_at)},
             # The labels of its messages, with their addresses.
@@ -69,22 +67,14 @@ class WorkerAdmin(Page):
         )
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show one worker as the list does."""
         self.require(request)
         name = unquote(object_id)
-        if self.get_object(request, name) is None:
+        worker = self.get_object(request, name)
+        if worker is None:
             text = _("There is no worker %(name)s. It ended, or has been lost for more than a day.") % {"name": name}
             return self.leave(request, self.url(Worker), text, messages.WARNING)
-        return admin.ModelAdmin.change_view(self, request, object_id, *args, **kwargs)
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        return super().render_change_form(request, context | navigation(self, request), *args, **kwargs)
-
-    @admin.display(description=gettext_lazy("queues"))
-    def serves(self, worker: Worker) -> str:
-        return ", ".join(map(str, worker.queues))
-
-    @admin.display(description=gettext_lazy("state"))
-    def state(self, worker: Worker) -> str:
-        return str(LABELS[state_of(worker, reads.now(self.using))])
+        running = panels.load("running", self.using, worker_list.running, self.using)
+        held, _partial = running.value or ({}, False)
+        row = self._row(worker, held.get(name, []), reads.now(self.using))
+        return response(self, request, name, self.template, {"running": running, "rows": [row]})

@@ -41,4 +41,4 @@ def test_a_delay_counts_from_the_time_of_the_record(operator: Client) -> None:
 
 def test_a_worker_is_as_alive_on_its_page_as_in_the_list(viewer: Client) -> None:
     samples.worker("w", seen=3)
-    assert "State: alive" in samples.text(viewer.get(samples.admin_url("worker_change", "w")))
+    assert "w alive" in samples.text(viewer.get(samples.admin_url("worker_change", "w")))
