@@ -70,6 +70,8 @@ class Service:
     # True: the work is the same in every process, and one process does it for all while Redis answers. The others do it
     # once at their start and every two minutes; a process goes on while its ticks return 0 or raise.
     is_shared = False
+    # False: the ticks use no database. A thread closes its connection while no service is due soon that uses it.
+    uses_database = True
     # After each further error in a row the worker waits longer, up to this many seconds.
     longest_backoff = 5.0
 

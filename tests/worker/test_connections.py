@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from django.db import connection, connections
 
 from django_delayq import handler, schedule_message
 from django_delayq.core.outcomes import Unentered
+from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
 from django_delayq.models import Message
@@ -20,6 +22,7 @@ from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from django_delayq.worker.run.executor import execute
 from django_delayq.worker.shared import connections as upkeep
 from tests.support.claims import DB, claimed
+from tests.support.processes import Gate, Start
 from tests.support.workers import ROOT, eventually
 from tests.worker.bench import cut
 
@@ -128,6 +131,29 @@ def test_calls_and_commands_leave_the_names_of_sessions_to_the_project() -> None
         ("command default", "('',)"),
         ("command other", "('shop',)"),
     ]
+
+
+@pytest.mark.postgresql("SQLite has no sessions")
+def test_an_idle_worker_of_two_processes_keeps_five_connections(
+    start: Start, gate: Gate, set_pace: Callable[[dict[str, float]], None]
+) -> None:
+    """In both the recorder and the consumer keep theirs; in the leader the upkeep does too."""
+    set_pace({"process.Parts.run_tuning.idle_closed_after": 0.5})
+    start("--processes", "2", "--threads", "1")
+    # Each process gets one of them.
+    both = [schedule_message("t.gate", gate.payload) for _ in range(2)]
+    eventually(lambda: gate.how_many_began() == 2, "both processes run a handler")
+    gate.open()
+    ended = Message.objects.filter(pk__in=[message.pk for message in both], state=State.CONSUMED)
+    eventually(lambda: ended.count() == 2, "both have ended")
+
+    def sessions() -> list[int]:
+        with connection.cursor() as cursor:
+            ours = "application_name IN (SELECT 'django-delayq ' || name FROM delayq_worker)"
+            cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {ours} GROUP BY application_name ORDER BY 1")
+            return [number for (number,) in cursor]
+
+    eventually(lambda: sessions() == [2, 3], "two connections, and three of the leader")
 
 
 # The connections to Redis of a process whose handlers schedule nothing, as docs/howto/deploy.rst says: the listener's,

@@ -22,7 +22,7 @@ logger = logging.getLogger("django_delayq")
 # A service that asks for a longer wait, or for one without end, is called again after a day. Seconds.
 LONGEST_WAIT = 86_400.0
 
-# A thread closes its database connections while none of its services is due for this long. Seconds.
+# A thread closes its database connections while no service that uses them is due for this long. Seconds.
 RELEASED_FOR = 4.0
 
 
@@ -57,6 +57,12 @@ class DueServices:
                 wait = self._tick(index)
                 self._due[index] = time.monotonic() + wait
         return max(0.0, min(map(self._due_at, range(len(self.services)))) - time.monotonic())
+
+    @property
+    def until_database(self) -> float:
+        """The seconds until a service is due that uses the database."""
+        due = [self._due_at(index) for index, service in enumerate(self.services) if service.uses_database]
+        return min(due, default=float("inf")) - time.monotonic()
 
     def _due_at(self, index: int) -> float:
         # The first tick of every service is due at once: it may report, or find work that was left. A service goes on
@@ -123,7 +129,7 @@ class Runner(threading.Thread):
         try:
             while not self._stopping.is_set():
                 wait = self._services.run_due(self._stopping.is_set)
-                if wait >= RELEASED_FOR:
+                if self._services.until_database >= RELEASED_FOR:
                     connections.close_all()
                 self._stopping.wait(wait)
         finally:

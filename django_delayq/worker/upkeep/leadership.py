@@ -45,6 +45,11 @@ class Leadership(Service):
         """Return whether this process does the work. Any thread may ask."""
         return self._leads
 
+    @property
+    def uses_database(self) -> bool:  # type: ignore[override]
+        """True in the leader: a process that only waits for the duty keeps no connection for that."""
+        return self._leads
+
     def tick(self) -> float:
         """Ask Redis who leads. A failure is reported to the broker switch.
 
