@@ -71,6 +71,8 @@ def say_late(which: str, ids: list[int]) -> None:
     """Print how late these messages began."""
     from .recovery import quantiles, starts
 
+    if not ids:
+        return
     found = starts(ids)
     p50, p99, most = quantiles(sorted(min(found.get(pk, [float("inf")])) * 1000 for pk in ids))
     print(f"    others {which}: late by p50 {p50:.1f}, p99 {p99:.1f}, at most {most:.1f} ms", flush=True)
