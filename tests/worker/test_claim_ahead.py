@@ -211,7 +211,7 @@ def test_a_delivery_that_falls_due_in_the_moment_of_a_shutdown_is_released(
     pool.submit([delivery])
 
     def begin_first() -> list[Delivery]:
-        pool.threads.enqueue(delivery)
+        pool.threads.enqueue([delivery])
         return []
 
     monkeypatch.setattr(pool.claim_ahead, "release", begin_first)

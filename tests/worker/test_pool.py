@@ -89,7 +89,7 @@ def test_a_message_under_a_rate_that_waited_for_a_place_is_not_begun(
     lane = parts.pool.threads
     lane.held.add([delivery])
     with running(parts.pool):
-        lane.enqueue(delivery)
+        lane.enqueue([delivery])
         eventually(lambda: state(delivery) != State.RUNNING, "the end of the delivery")
     assert state(delivery) == (State.CONSUMED if begins else State.SCHEDULED)
     # What has not begun says nothing of how long handlers take.
@@ -355,6 +355,43 @@ def test_a_quick_handler_that_gets_stuck_keeps_no_deliveries_waiting(assembled: 
             parts.pool.submit(others)
         assert parts.pool.wait_idle(60)
     assert waited == [True]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("order", "begin"),
+    [
+        ((), ["bulk", "bulk", "little", "bulk"]),
+        (("little", "bulk"), ["bulk", "little", "bulk", "bulk"]),
+        (("bulk", "little"), ["bulk", "bulk", "bulk", "little"]),
+    ],
+    ids=["in turns", "a higher queue", "a lower queue"],
+)
+def test_a_message_waits_behind_no_backlog_of_another_queue_unless_that_is_higher(
+    assembled: Assemble, order: tuple[str, ...], begin: list[str], is_async: bool
+) -> None:
+    """One slot is taken, and messages of one queue are claimed ahead when one of another queue comes."""
+    begun: list[str] = []
+    is_busy, gate = threading.Event(), threading.Event()
+
+    def handle(message: Delivered) -> None:
+        begun.append(message.queue)
+        is_busy.set()
+        gate.wait(60)
+
+    async def handle_async(message: Delivered) -> None:
+        # The loop has one slot, too.
+        handle(message)
+
+    handler(TOPIC)(handle_async if is_async else handle)
+    parts = assembled(1, queues=order, tasks=int(is_async))
+    with running(parts.pool):
+        parts.pool.submit(claimed(*[TOPIC] * 3, queue="bulk"))
+        assert is_busy.wait(60)
+        parts.pool.submit(claimed(TOPIC, queue="little"))
+        gate.set()
+        assert parts.pool.wait_idle(60)
+    assert begun == begin
 
 
 def test_a_topic_is_quick_again_when_its_handler_is(assembled: Assemble) -> None:

@@ -118,6 +118,9 @@ class Parts:
         wanted = Wanted(self.pool, self.budget, isolation, registry.handlers, tuning)
         self.brokers = BrokerSwitch(using, wanted.topics, redis=redis)
         self.queues = QueueFinder(using, options.queues, self.brokers.wake, tuning)
+        if self.queues.named and not options.weights:
+            for lane in self.pool.lanes:
+                lane.keep_order(self.queues.named)
         self.consumer = Consumer(options, self.brokers, wanted, self.queues, name, limits, on_idle)
         self.reaper = Reaper(using, f"worker:{name}", self.extensions, self.recorder.sender, self.upkeep)
 

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from queue import SimpleQueue
 
 from django.db import connections
 
@@ -25,6 +24,7 @@ from ...record.sql.rows import Success
 from ..shared import guard
 from .delivery import Delivery
 from .executor import answer, call, outcome_of
+from .lines import QueueLines
 
 # The weight of the newest delivery in the share of those whose handlers take batches.
 SHARE_WEIGHT = 0.1
@@ -41,7 +41,7 @@ class Gathering:
     attributes but the share, an estimate, which may miss a delivery.
     """
 
-    def __init__(self, queue: SimpleQueue[Delivery | None], largest: int) -> None:
+    def __init__(self, queue: QueueLines, largest: int) -> None:
         """``largest`` is the size of the largest batch that a handler takes."""
         self._queue = queue
         self._largest = largest
@@ -105,7 +105,7 @@ class Gathering:
                 del waiting[delivery]
             if waiting and handler.linger:
                 # Other threads have passed over some of these meanwhile.
-                self._queue.put(next(iter(waiting)))
+                self._queue.put_all([next(iter(waiting))])
             return taken
 
     def end(self) -> None:

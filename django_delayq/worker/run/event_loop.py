@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from sys import _current_frames
@@ -90,9 +90,9 @@ class EventLoop(Lane):
             if self.thread.is_alive():
                 logger.warning("An async function with @worker_started does not end in %g s, and is left", most)
 
-    def enqueue(self, delivery: Delivery) -> None:
-        """Have a held delivery begin on the loop as soon as there is a free slot."""
-        super().enqueue(delivery)
+    def enqueue(self, deliveries: Sequence[Delivery]) -> None:
+        """Have held deliveries begin on the loop as soon as there are free slots."""
+        super().enqueue(deliveries)
         if not self._is_woken and self._loop is not None:
             self._is_woken = True
             self._loop.call_soon_threadsafe(self._begin_queued)

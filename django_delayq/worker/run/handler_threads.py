@@ -160,11 +160,12 @@ class HandlerThreads(Lane):
         more = 0 if self.gathering is None else self.gathering.company(self.slots, self.tuning.most_queued)
         return super().size + more
 
-    def enqueue(self, delivery: Delivery) -> None:
-        """Have a held delivery run as soon as a thread is free."""
+    def enqueue(self, deliveries: Sequence[Delivery]) -> None:
+        """Have held deliveries run as soon as threads are free."""
         if self.gathering is not None:
-            self.gathering.note(delivery)
-        super().enqueue(delivery)
+            for delivery in deliveries:
+                self.gathering.note(delivery)
+        super().enqueue(deliveries)
         self.baton.note_waiting()
 
     def release_all_queued(self) -> None:

@@ -26,6 +26,7 @@ from ..shared.lifetime import Budget
 from ..shared.shared_state import ProcessLock, SharedState
 from .delivery import Delivery
 from .executor import outcome_of
+from .lines import QueueLines
 from .recorder import Recorder
 from .run_tuning import RunTuning
 
@@ -57,7 +58,7 @@ class Lane:
         self.services: Sequence[Service] = ()
         # The consumer sets it while it waits for room in the lane. It is called once, when the lane is worth filling.
         self.on_room: Callable[[], None] | None = None
-        self._queue: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._queue = QueueLines()
         self._is_releasing = False
         # The mean run time of handlers (seconds). Until handlers turn out quicker, the mean is assumed to be so high
         # that no delivery is queued.
@@ -72,9 +73,13 @@ class Lane:
         """End the threads, each after what it runs."""
         raise NotImplementedError
 
-    def enqueue(self, delivery: Delivery) -> None:
-        """Have a held delivery run as soon as a slot is free."""
-        self._queue.put(delivery)
+    def keep_order(self, queues: Sequence[str]) -> None:
+        """Have deliveries of these queues begin in strict order. Otherwise their queues take turns."""
+        self._queue.order = queues
+
+    def enqueue(self, deliveries: Sequence[Delivery]) -> None:
+        """Have held deliveries run as soon as slots are free."""
+        self._queue.put_all(deliveries)
 
     @property
     def slots(self) -> int:
@@ -292,7 +297,12 @@ class Pool:
         return self.loop if self.loop is not None and handler.runs_on_loop else self.threads
 
     def _enqueue(self, delivery: Delivery) -> None:
-        self.lane_of(delivery.handler).enqueue(delivery)
+        self.lane_of(delivery.handler).enqueue([delivery])
+
+    def _by_lane(self, deliveries: Sequence[Delivery]) -> dict[Lane, Sequence[Delivery]]:
+        if self.loop is None:
+            return {self.threads: deliveries}
+        return {lane: [one for one in deliveries if self.lane_of(one.handler) is lane] for lane in self.lanes}
 
     def start(self) -> None:
         """Start the threads."""
@@ -305,14 +315,13 @@ class Pool:
         now = time.monotonic()
         for delivery in deliveries:
             delivery.queued_mono = now
+        by_lane = self._by_lane(deliveries)
         # All deliveries are held before the first of them can end.
-        if self.loop is None:
-            self.threads.held.add(deliveries)
-        else:
-            for lane in self.lanes:
-                lane.held.add([delivery for delivery in deliveries if self.lane_of(delivery.handler) is lane])
-        for delivery in self.claim_ahead.keep_early(deliveries):
-            self._enqueue(delivery)
+        for lane, some in by_lane.items():
+            lane.held.add(some)
+        for lane, some in by_lane.items():
+            if due := self.claim_ahead.keep_early(some):
+                lane.enqueue(due)
 
     @property
     def is_busy(self) -> bool:

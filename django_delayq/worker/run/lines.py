@@ -1,0 +1,62 @@
+"""The deliveries of a lane that wait for a slot, in lines: none waits behind the backlog of another queue."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+from queue import SimpleQueue
+
+from .delivery import Delivery
+
+
+class QueueLines(SimpleQueue[Delivery | None]):
+    """Deliveries, each in the line of its queue. The lines take turns, or are served in a strict order.
+
+    The queue itself holds an entry for each of them: the thread that gets one takes the delivery whose turn it is.
+    None, which ends a thread, is put there alone. Any thread may put and get: ``_lock`` guards the lines, none of which
+    is empty, and their turns.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Delivery]] = {}
+        # The queues that have lines, in the order of their turns.
+        self._turns: deque[str] = deque()
+        self._lock = threading.Lock()
+        # The queues that are served in strict order, the highest first; empty: they take turns.
+        self.order: Sequence[str] = ()
+
+    def put_all(self, deliveries: Collection[Delivery]) -> None:
+        """Add deliveries, each at the end of the line of its queue."""
+        with self._lock:
+            for delivery in deliveries:
+                line = self._lines.get(delivery.queue)
+                if line is None:
+                    line = self._lines[delivery.queue] = deque()
+                    self._turns.append(delivery.queue)
+                line.append(delivery)
+        for delivery in deliveries:
+            self.put(delivery)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Delivery | None:
+        """Take the delivery whose turn it is. Raises ``Empty`` after ``timeout`` seconds."""
+        if super().get(block, timeout) is None:
+            return None
+        with self._lock:
+            queue = self._turns[0]
+            for higher in self.order:
+                if higher in self._lines:
+                    queue = higher
+                    break
+            line = self._lines[queue]
+            delivery = line.popleft()
+            if line:
+                self._turns.rotate(-1)
+            else:
+                del self._lines[queue]
+                self._turns.remove(queue)
+        return delivery
+
+    def get_nowait(self) -> Delivery | None:
+        """Take the delivery whose turn it is. Raises ``Empty`` when there is none."""
+        return self.get(block=False)
