@@ -575,6 +575,7 @@ def _apply(
     times: DueTimes = NO_TIMES,
     reason: str,
 ) -> Answer | Counter[Verdict]:
+    """Apply an action to what a call of the API names: one message, a queryset, or a topic and key."""
     if target is not None and (topic or key is not None):
         raise InvalidMessage("give either the messages themselves, or topic and key")
     reason = validation.reason(reason)
@@ -594,6 +595,7 @@ def _apply(
 def _apply_to_queryset(
     action: Action, queryset: QuerySet[Message], using: str | None, times: DueTimes, reason: str
 ) -> Counter[Verdict]:
+    """Apply an action to the messages that a queryset finds now. Return the number of messages per verdict."""
     refuse_others(queryset)
     # The alias is the one that the caller has named, or else the router's alias for writing, which it gives to a
     # queryset that locks rows: its alias for reading may be a replica.

@@ -108,6 +108,7 @@ def checked(topic: Any, payload: Any, options: Mapping[str, Any]) -> NewMessage:
 
 
 def _check_choices(new: NewMessage) -> None:
+    """Refuse choices about a key for a message without one, and a merge of a payload that cannot be joined."""
     choice = OnConflict(new.on_conflict)
     if new.key is None and choice != OnConflict.ERROR:
         raise InvalidMessage(f"on_conflict={str(choice)!r} needs a key: without one no message conflicts with another")
@@ -175,6 +176,7 @@ class ManyChecks:
             raise type(error)(f"message {number}: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> NewMessage:
+        """Check one message; take what its kind has in common from the first message of that kind."""
         due_at, key = message.get("due_at"), message.get("key")
         common = [(name, type(value), value) for name, value in message.items() if name not in self._OWN]
         kind = (key is None, *common)
@@ -384,6 +386,7 @@ def write_all_checked(using: str, checked: list[NewMessage], bulk: Bulk = BULK) 
 
 
 def _schedule_all(using: str, bulk: Bulk, checked: list[NewMessage]) -> list[Message]:
+    """Write messages that were checked before, all or none; return them in the order of the call."""
     if len(checked) == 1 and checked[0].key is None:
         # One statement does it.
         return [_schedule(using, checked[0])]

@@ -84,6 +84,7 @@ forget_on_change(_asked, "CACHES")
 
 
 def _problem_of_url(url: str) -> str:
+    """Return in one sentence why nothing can connect to a URL; "" when it is right. Shows no part of a password."""
     import redis
 
     try:

@@ -158,6 +158,7 @@ class SlotConnection(TimedConnection):
         return not self._cluster.is_seen and super()._is_one_step()
 
     def _make(self) -> None:
+        """Connect: without a cluster to the server of the settings, else to the owner, found first if it is unknown."""
         if not self._cluster.is_seen:
             super()._make()
             return
@@ -189,6 +190,7 @@ class SlotConnection(TimedConnection):
         raise SlotLost(f"no node says who owns hash slot {self._cluster.slot}; {as_text(node)}: {problem}") from problem
 
     def _ask(self, node: Address) -> Address:
+        """Connect to a node, and ask it who owns the slot. Keep the connection only if that node is the owner."""
         super()._make()
         questions = self.pack_commands([("CLUSTER", "INFO"), ("CLUSTER", "SLOTS")])  # type: ignore[no-untyped-call]
         self.send_packed_command(questions)  # type: ignore[no-untyped-call]

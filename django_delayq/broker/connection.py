@@ -248,6 +248,7 @@ class ScriptConnections:
         return answer
 
     def _pop_idle(self) -> PinnedConnection | None:
+        """Take an idle connection that works and leads to the right server; close the others. None: none is left."""
         while (pinned := pop_idle(self._idle)) is not None:
             # After a failover a pool that asks Sentinel disowns its connections to the former master.
             if pinned.pool.owns_connection(pinned.raw) and not is_closed(pinned.raw):
@@ -286,6 +287,7 @@ def all_translated(kind: type[T]) -> type[T]:
 
 
 def _translate(error: Exception) -> BrokerUnavailable:
+    """Return the exception of a broker that stands for an error of redis-py."""
     if isinstance(error, SlotMoved):
         return BrokerMoved(str(error))
     if isinstance(error, CLUSTER_ERRORS) or str(error).startswith(CLUSTER_WORDS):

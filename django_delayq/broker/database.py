@@ -95,6 +95,7 @@ class DatabaseBroker(Broker):
         return [topic for topic in self.topics() if any_key(topic) not in closed]
 
     def _look(self, queues: Collection[str], topics: Sequence[str], closed: frozenset[str]) -> dict[str, QueueLook]:
+        """Search each queue for its first candidate, from where its walk is, and have the walks note the results."""
         walks = {queue: self._walks.setdefault(queue, Walk(self.tuning.parts_of_time)) for queue in queues}
         begins = {queue: walk.begin() for queue, walk in walks.items()}
         asked = time.monotonic()
@@ -109,6 +110,7 @@ class DatabaseBroker(Broker):
         return min(self.tuning.look_again, wait or self.tuning.look_again) if closed else wait
 
     def _lock_due(self, seen: QueueLook, limit: int, topics: Sequence[str], closed: Collection[str]) -> Taken:
+        """Take due messages of a queue, by what a look has found there. Their rows stay locked until the claim."""
         if not seen.is_due:
             return Taken(next_due=self._next_look(seen.wait, closed))
         if limit <= 0:

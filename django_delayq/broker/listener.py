@@ -47,6 +47,7 @@ class Listener:
             raise
 
     def _listen(self, lists: tuple[str, ...], timeout: float) -> bool:
+        """Wait for a token on the connection with the BLPOP, which is made and sent first if need be."""
         if self._is_stale or (self._lists and self._lists != lists) or time.monotonic() - self._sent_at > MAX_LISTENING:
             if self.stop():
                 # Redis may have given a token to the old connection in the step in which it read its end: look at once.
@@ -94,6 +95,7 @@ class Listener:
         return is_listening
 
     def _disconnect(self) -> None:
+        """Give up the connection, and with it the BLPOP that waits on it."""
         self._lists = ()
         if self._connection is not None:
             self._connection.disconnect()

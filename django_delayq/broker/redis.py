@@ -58,6 +58,7 @@ class RedisBroker(RedisSource):
         return self._put({queue: entries}, "set")[queue]
 
     def _put(self, entries: Mapping[str, Sequence[Entry]], mode: str) -> dict[str, Put]:
+        """Put entries of several queues in one round trip, in the mode "set" or "fill". Return the counts by queue."""
         if elsewhere := entries.keys() - set(pulled.without(entries)):
             # Redis holds no ids of queues that are pulled.
             rest = {queue: some for queue, some in entries.items() if queue not in elsewhere}

@@ -112,6 +112,7 @@ class RedisSource(Broker):
         return _taken(answer, self.now())
 
     def _to_take(self, limit: int, within: float, unblock: Mapping[str, int], both_ends: bool) -> dict[str, Any]:
+        """Return the arguments of take.lua."""
         return {
             "rest": [*chain.from_iterable((name, min(number, IDS_PER_CALL)) for name, number in unblock.items())],
             "now": self.now_tenths(),

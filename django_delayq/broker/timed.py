@@ -39,6 +39,7 @@ class Attempt(threading.Thread):
         self._act: Callable[[], object] | None = connect
 
     def run(self) -> None:
+        """Connect, and keep the error for the thread that waits."""
         assert self._act is not None
         _under_way.add(self)
         try:
@@ -105,6 +106,7 @@ class TimedConnection(AnyConnection):
         return socket_of(self) is not None
 
     def _wait_for(self, attempt: Attempt, timeout: float) -> None:
+        """Wait for an attempt up to ``timeout`` seconds, and raise its error. One that takes longer goes on."""
         self._attempt = attempt
         attempt.join(timeout)
         if attempt.is_alive():
@@ -119,6 +121,7 @@ class TimedConnection(AnyConnection):
             del error
 
     def _make(self) -> None:
+        """Connect as redis-py does, and read what TLS sends after its handshake."""
         super().connect()  # type: ignore[no-untyped-call]
         if isinstance(self, redis.SSLConnection) and not self._logs_in():
             # What TLS sends after its handshake comes before the first answer, and is read with it. redis-py would take

@@ -193,6 +193,7 @@ def fingerprint(declared: dict[str, Definition]) -> str:
 
 
 def _topic_of(declaration: Declaration) -> str:
+    """Return the topic of the handler that a declaration stands beside. Raises ``InvalidMessage``."""
     # The two decorators may stand in any order, so the handler is looked up when all are registered.
     handlers = registry.handlers().values()
     topics = [found.topic for found in handlers if found.function is declaration.function]

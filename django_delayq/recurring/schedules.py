@@ -289,6 +289,7 @@ def save(
 
 
 def _pause(using: str, schedule: Schedule, until: datetime | None) -> bool:
+    """Pause a schedule whose row is locked. Return whether that changed anything."""
     now = reads.now(using)
     if schedule.is_paused(now) and schedule.resumes_at == until:
         return False
@@ -502,6 +503,7 @@ def _due(definition: Definition, at: datetime, now: datetime) -> dict[str, Any]:
 
 
 def content(schedule: Schedule) -> dict[str, Any]:
+    """Return the arguments that the messages of a schedule have in common."""
     content = {
         "topic": schedule.topic,
         "payload": schedule.payload,

@@ -155,6 +155,7 @@ class Declarer(Service):
         return tuning.announce_interval
 
     def _write(self) -> None:
+        """Announce the declarations of this process, write the schedules that it defines, and delete forgotten ones."""
         from . import schedules
         from .models import Schedule
 

@@ -133,6 +133,7 @@ def shown(moment: datetime, name: str) -> str:
 
 
 def _parsed(cron: str, start: datetime) -> Iterator[datetime]:
+    """Return the times of a cron expression after ``start``, without changes of clocks. Raises ``InvalidMessage``."""
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:

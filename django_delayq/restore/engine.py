@@ -208,6 +208,7 @@ class Restore:
             self._horizon = max(self._horizon, meta.now_tenths + int(ahead * SECOND))
 
     def _count(self, queue: str) -> Tally:
+        """Count the messages of a queue that are selected, and the ids that Redis has of it."""
         tally = Tally(held=self.broker.sizes([queue])[queue].total)
         overdue = self._is_overdue()
         for rows in self._chunks(queue):
@@ -287,6 +288,7 @@ class Restore:
         return self.report
 
     def _run(self, should_stop: Callable[[], bool], progress: Progress) -> None:
+        """Hold the queues, do the remaining stages batch by batch, and let the queues go before the ids are put."""
         self.hold()
         is_held = Stage.OVERDUE in self._steps
         for stage, queue, after in self._remaining():
@@ -363,6 +365,7 @@ class Restore:
         return chosen._replace(due_before=max(chosen.due_before, last + MICROSECOND))
 
     def _fill(self, queue: str, tally: Tally, after: BatchEnd | None) -> Generator[tuple[int, BatchEnd | None]]:
+        """Put the messages of a queue into Redis; with ``dry_run`` only count them. Yields after each batch."""
         horizon = self._horizon
         if not self.dry_run:
             # If only a part is restored, a worker has to load the rest: the lease ends at once, so that any worker may
@@ -389,6 +392,7 @@ class Restore:
                 failpoints.reach("mid_restore")
 
     def _would_put(self, queue: str, ids: list[int]) -> Put:
+        """Count which of these messages Redis has already, and which would be put."""
         if self.no_expired:
             expired = Message.objects.using(self.using).filter(self._is_expired(), pk__in=ids)
             gone = set(expired.values_list("pk", flat=True))
@@ -412,6 +416,7 @@ class Restore:
             yield needless, batch.end
 
     def _foresee_changes(self, tally: Tally) -> None:
+        """Count for the preview what would become of the overdue messages of a queue."""
         number = tally.overdue
         tally.count(CHANGES[self.overdue].counted, number)
         if self.overdue == Overdue.SPREAD:
@@ -466,6 +471,7 @@ class Restore:
     # --- signals --------------------------------------------------------------------------------------------------
 
     def _send_signals(self) -> None:
+        """Send ``messages_restored`` for each queue of which Redis has messages now."""
         if self.dry_run:
             return
         for queue, tally in self.report.queues.items():

@@ -87,6 +87,7 @@ def _fill_in_thread(broker: RedisBroker, entries: dict[str, list[Entry]]) -> dic
 def _put_reading_ahead(
     broker: RedisBroker, batches: Iterable[Batch], most: int
 ) -> Generator[tuple[Batch, dict[str, Put]]]:
+    """Put batches in another thread while this one reads up to ``most`` others. Yields them with their answers."""
     with ThreadPoolExecutor(1, thread_name_prefix="delayq-restore") as pool:
         waiting: deque[tuple[Batch, Future[dict[str, Put]]]] = deque()
         try:

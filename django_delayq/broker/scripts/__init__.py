@@ -61,6 +61,7 @@ class Script:
 
 
 def _signature(source: str) -> tuple[list[str], list[str], bool]:
+    """Return the names of a script's keys, those of its arguments, and whether a list stands at the end."""
     names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
     has_rest = False
     for line in _SIGNATURE.finditer(source):

@@ -121,6 +121,7 @@ class Blocked:
         return longest + self.tuning.clock_tolerance if longest else 0.0
 
     def _retry_limits(self) -> None:
+        """Find out which limits may have room again, and which were changed."""
         self._look_at = time.monotonic() + self.tuning.look_interval
         self.limits.ask_again(self.tuning.look_interval)
         if self.limits.closed or self.limits.overrides.in_force:
@@ -211,6 +212,7 @@ class Blocked:
         return number > 0
 
     def _block(self, queue: str, names: Tickets) -> int:
+        """Block ids of a queue under the names of their reasons. Return how many."""
         if not names:
             return 0
         for name in names:
@@ -256,6 +258,7 @@ class Blocked:
         return number
 
     def _warn_unknown(self, topic: str) -> None:
+        """Log, once for each topic, that it has no handler here."""
         if topic not in self._unknown and registry.find(topic) is None:
             self._unknown.add(topic)
             self.claim_ahead.leave_to_others()
@@ -331,6 +334,7 @@ class Blocked:
 def _scheduled(
     tickets: Mapping[str, Sequence[Ticket]], facts: Mapping[int, Facts]
 ) -> Iterator[tuple[str, Ticket, Facts]]:
+    """Yield the tickets whose messages are scheduled, each with its queue and the facts of its row."""
     for queue, some in tickets.items():
         for ticket in some:
             row = facts.get(ticket.id)

@@ -188,6 +188,7 @@ class Consumer(threading.Thread):
         return wait
 
     def _round(self, broker: Broker) -> float:
+        """Make a round with this broker. Return how many seconds to wait until the next one."""
         self._release_orphaned()
         self._look_for_pauses(broker)
         self.isolation.run(self._beat_and_check_stop, self.wake_ups.pass_on, broker)
@@ -308,6 +309,7 @@ class Consumer(threading.Thread):
         return found
 
     def _claim_split(self, split: Split) -> list[Claimed]:
+        """Claim the messages that may be claimed, as far as their limits allow. Return those that were claimed."""
         failpoints.reach("after_take")
         tickets = split.claimable
         if len(tickets) > 1 and self.queues.finder.named is None:

@@ -186,6 +186,7 @@ class KnownLimits(WorkerExtension):
         self._free(move.id for move in moves)
 
     def _free(self, ids: Iterable[int]) -> None:
+        """Count the permits that these deliveries held as free, and wake the consumer if a message waits for one."""
         if not self._held:
             return
         with self._lock:

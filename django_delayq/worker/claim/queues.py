@@ -183,6 +183,7 @@ class KnownPauses:
         self._check_at = time.monotonic()
 
     def _read(self) -> None:
+        """Read pauses and changed limits, log what is new, and set the time of the next look."""
         before, paused = self.known, pausing.paused(self.using)
         overrides.read(self.using)
         self.known = paused.keys() & set(self.queues())

@@ -54,6 +54,7 @@ class Wanted:
 
     @property
     def _room(self) -> int:
+        """Return the room for messages: none while this process could not record their outcomes, or makes way."""
         recorder = self.pool.recorder
         if recorder.behind > self.tuning.longest_behind or recorder.sender.is_behind:
             return 0
@@ -63,6 +64,7 @@ class Wanted:
 
     @property
     def _of_lanes(self) -> int:
+        """Return how many ids to take so that, by the mix of the last takes, each lane gets what it has room for."""
         lanes = self.lanes
         if len(lanes) == 1:
             return self.room(lanes[0])

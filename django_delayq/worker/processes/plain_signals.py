@@ -49,6 +49,7 @@ def _unblock() -> None:
 
 
 def _begin_child() -> None:
+    """Give a child that was just forked plain signals. Runs in the child before anything else."""
     if not _are_on:
         _unblock()
         return

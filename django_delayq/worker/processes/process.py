@@ -244,6 +244,7 @@ class WorkerProcess:
         name_sessions(self.name)
 
     def _work(self, watch: Callable[[], bool]) -> None:
+        """Start the threads, watch over them until the process is to end, and shut down."""
         self.recorder.sender.start()
         self.recorder.start()
         self.pool.start()
@@ -393,6 +394,7 @@ class OnceProcess(WorkerProcess):
         return code
 
     def _work(self, watch: Callable[[], bool]) -> None:
+        """Do each periodic duty once, then deliver."""
         for service in self._upkeep(self._roles()):
             services = DueServices([service])
             # A service goes on with what it has begun. One with a thread of its own may take long: it does one step.

@@ -144,6 +144,7 @@ def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
 
 
 def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
+    """Run the handler of a batch inside of its middleware, and decide on the outcome of each delivery."""
     Delivery.join(batch)
     error: BaseException | None = None
     try:
@@ -173,6 +174,7 @@ def _perform_inside(batch: list[Delivery], actor: str) -> None:
 
 
 def _perform(batch: list[Delivery], actor: str) -> None:
+    """Call the handler, and record its successes if it is transactional. Note the answer to each message."""
     first = batch[0]
     with ExitStack() as stack:
         if first.handler.transactional:

@@ -210,6 +210,7 @@ class Delivery:
         return self.deadline
 
     def _note_extended(self) -> None:
+        """Have the timeout count to the new deadline."""
         if not self._is_awaited and threading.get_ident() == self._thread:
             # The handler has caught the interrupt, and goes on: its new timeout is to interrupt it again. None is on
             # its way any more: it would have been raised in this thread by now.
@@ -457,6 +458,7 @@ class Delivery:
         self._timer = self._scope[0].call_later(self._deadline - time.monotonic(), self._end_in_time)
 
     def _end_in_time(self) -> None:
+        """Cancel the task at its deadline. In the loop's thread."""
         assert self._scope is not None
         assert self._deadline is not None
         if time.monotonic() < self._deadline:

@@ -130,6 +130,7 @@ class EventLoop(Lane):
             self._note_freed()
 
     def _serve(self) -> None:
+        """Run the loop from the functions with ``@worker_started`` until the end of the process. This is its thread."""
         assert self._loop is not None
         assert self._sync_calls is not None
         with actors.acting_as(self._actor):
@@ -167,6 +168,7 @@ class EventLoop(Lane):
         self._loop.run_until_complete(self._loop.create_task(work, context=self._context))
 
     def _begin_queued(self) -> None:
+        """Begin queued deliveries while there are free slots."""
         self._is_woken = False
         while len(self._tasks) < self.slots:
             try:
@@ -177,6 +179,7 @@ class EventLoop(Lane):
                 self._begin(delivery)
 
     def _begin(self, delivery: Delivery) -> None:
+        """Begin a delivery as a task, unless it must not begin any more."""
         if self._refuse(delivery, self._actor):
             self.held.remove(delivery)
             self._note_freed()
@@ -193,6 +196,7 @@ class EventLoop(Lane):
         task.add_done_callback(self._end)
 
     async def _run(self, delivery: Delivery) -> None:
+        """Run the handler of a delivery, and hand its outcome to the recorder. This is the task."""
         assert self._sync_calls is not None
         try:
             caller = self._sync_calls.enter_delivery(delivery)
@@ -206,6 +210,7 @@ class EventLoop(Lane):
             self._note_failure(delivery, error, self._actor)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
+        """Free the slot of a task that has ended, and begin the next deliveries."""
         delivery, entry = self._tasks.pop(task)
         if task.cancelled():
             # Before its first step, by a handler that cancels tasks which are not its own: none of its code ran.

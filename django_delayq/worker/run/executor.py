@@ -186,6 +186,7 @@ def _decide(delivery: Delivery, error: BaseException) -> None:
 
 
 def _perform(delivery: Delivery, actor: str) -> Outcome:
+    """Call the handler. A transactional one records its success, and commits, as its last statement."""
     if not delivery.handler.transactional:
         result = call(delivery)
         return _DONE if result is None else Ack(result)
@@ -338,6 +339,7 @@ def _conflict(delivery: Delivery, error: BaseException) -> Release | None:
 
 
 def _retry_later(delivery: Delivery, error: RetryLater) -> Outcome:
+    """Return the outcome of a handler that raised ``RetryLater``."""
     limit = delivery.policy.max_attempts
     described = storable(f"RetryLater: {_text(error)}")
     if error.counts and limit is not None and delivery.attempt >= limit:

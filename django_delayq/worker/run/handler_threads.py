@@ -106,6 +106,7 @@ class Baton:
         self._is_waited_for.set()
 
     def _watch(self) -> None:
+        """Pass the baton on when a handler keeps it for too long while deliveries wait. This is a thread."""
         while self._is_waited_for.wait() and not self._stopping.is_set():
             begun = self._begun
             time.sleep(self.tuning.longest_baton)
@@ -189,6 +190,7 @@ class HandlerThreads(Lane):
         self.baton.stop()
 
     def _work(self, number: int) -> None:
+        """Take deliveries and run their handlers, until the end. This is a handler thread."""
         actor = f"worker:{self.worker}/{number}"
         with actors.acting_as(actor):
             while (delivery := self._next(number)) is not None:
@@ -231,6 +233,7 @@ class HandlerThreads(Lane):
         self._note_freed()
 
     def _run(self, delivery: Delivery, actor: str, number: int) -> None:
+        """Run the handler of a delivery in this thread, and hand its outcome to the recorder."""
         if self._refuse(delivery, actor):
             return
         connections.before_task()
@@ -247,6 +250,7 @@ class HandlerThreads(Lane):
         return self.gathering.gather(delivery)
 
     def _run_batch(self, gathered: list[Delivery], actor: str, number: int) -> None:
+        """Run the handler of a batch in this thread, and hand the outcome of each delivery to the recorder."""
         batch = [delivery for delivery in gathered if not self._refuse(delivery, actor)]
         if not batch:
             return

@@ -496,6 +496,7 @@ class TimeoutWatch(Service):
         return min([self.tuning.check_interval, *left])
 
     def _end_overtime(self, held: list[Delivery]) -> None:
+        """Interrupt handlers past their timeouts, and report those that do not end."""
         overtime = [d for d in held if d.is_overtime()]
         for delivery in overtime:
             delivery.interrupt()

@@ -226,6 +226,7 @@ class Recorder(threading.Thread):
         self.extensions.handled([ended.delivery for ended in done])
 
     def _run_meanwhile(self) -> float:
+        """Renew leases between two batches. Return the seconds until the next renewal."""
         self._asking_since = self._step = time.monotonic()
         try:
             if self._asked:
@@ -453,6 +454,7 @@ class LeaseRenewer(Service):
         return self.tuning.check_interval
 
     def _renew(self, deliveries: list[Delivery]) -> None:
+        """Renew the leases of these deliveries, and tell them of requested cancels and of lost leases."""
         if not deliveries:
             return
         now = time.monotonic()

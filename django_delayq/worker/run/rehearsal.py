@@ -120,6 +120,7 @@ def _locked(using: str, message_id: int) -> Message:
 
 
 def _handler_of(message: Message) -> registry.Handler:
+    """Return the handler of a message. Raises ``NotRehearsable`` when that cannot be rehearsed."""
     handler = registry.find(message.topic)
     if handler is None:
         like = near(message.topic, registry.handlers())
@@ -174,6 +175,7 @@ def _run(delivery: Delivery, notes: Notes) -> Outcome:
 
 
 def _perform(delivery: Delivery, notes: Notes) -> None:
+    """Call the handler, and do what the commit would do."""
     connection = connections[delivery.using]
     with transaction.atomic(using=delivery.using):
         with contextlib.ExitStack() as stack:

@@ -97,6 +97,7 @@ class _Thread:
         connections.close_all()
 
     def _next(self) -> Call | None:
+        """Wait for the next call; close idle connections when no delivery needs them. None: the thread ends."""
         while True:
             with suppress(queue.Empty):
                 return self._queue.get(timeout=self._tuning.idle_closed_after)
@@ -105,6 +106,7 @@ class _Thread:
                 connections.close_all()
 
     def _make(self, future: Future[Any], call: Callable[[], Any], caller: str) -> None:
+        """Make a call, and set its result in ``future``."""
         if not future.set_running_or_notify_cancel():
             return
         connections.before_task()
@@ -188,6 +190,8 @@ class SyncCalls(Executor):
         return future
 
     def _end(self, thread: _Thread, caller: Caller, future: Future[Any]) -> None:
+        """Have the loop's thread count a call as ended."""
+
         def end() -> None:
             thread.load -= 1
             caller.pending.discard(future)

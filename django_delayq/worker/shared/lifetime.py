@@ -93,6 +93,7 @@ class Budget:
         return False
 
     def _retire(self, why: str) -> None:
+        """Mark this process as retired, and ask for a successor."""
         with self._lock:
             if self._shared.retired or self._shared.replaced:
                 return
@@ -102,6 +103,7 @@ class Budget:
         self._on_retired()
 
     def _go_on(self) -> bool:
+        """Let this process claim again, since no successor started. Returns True."""
         with self._lock:
             if self._messages is not None:
                 self._left = self._messages

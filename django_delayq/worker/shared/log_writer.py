@@ -54,6 +54,7 @@ class LogWriter:
         after_fork(self._begin)
 
     def _begin(self) -> None:
+        """Begin with nothing to write and no thread, also in a process that was just forked."""
         self._waiting: SimpleQueue[tuple[Callable[..., object], Sequence[Any]] | None] = SimpleQueue()
         # By thread: the number of lines that did not fit; and of these the number that the log has told of.
         self._missing: dict[int, int] = {}
@@ -138,6 +139,7 @@ class LogWriter:
             self._missing[own] = self._missing.get(own, 0) + 1
 
     def _run(self) -> None:
+        """Write lines as they come, until the end. This is the thread."""
         while True:
             call = self._waiting.get()
             if call is not None:

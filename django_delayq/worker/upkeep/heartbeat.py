@@ -73,6 +73,7 @@ class Heartbeat(Service):
         return self.tuning.heartbeat_interval
 
     def _look_at_clock(self) -> None:
+        """Log once when this host's clock differs from the database's."""
         off = clocks_differ(self.using)
         if off and not self._is_off:
             logger.warning(

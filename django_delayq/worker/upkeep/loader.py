@@ -245,6 +245,7 @@ class Loader(Service):
         self._tick = tick
 
     def _load_between(self, start: int | None, horizon: int) -> Generator[None]:
+        """Load what is due from ``start`` (None: from the beginning) up to the horizon. Yields after each page."""
         failpoints.reach("after_horizon")
         began = time.monotonic()
         found: Counter[str] = Counter()
