@@ -82,6 +82,7 @@ def _statistics(using: str, now: datetime) -> StatisticsSection:
 
 
 def _record_action(**event: Any) -> None:
+    """Write the action that ``operator_action`` tells of to the audit log."""
     from . import audit
 
     facts = {name: event[name] for name in ("message_id", "reason", "outcomes")}

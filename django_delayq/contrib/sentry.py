@@ -173,6 +173,7 @@ def _facts(message: Handled) -> dict[str, Any]:
 
 
 def _transaction(message: Handled) -> Any:
+    """Start the transaction of a delivery, in the trace that its message carries."""
     carried = message.headers.get(HEADER)
     transaction = sentry_sdk.start_transaction(
         sentry_sdk.continue_trace(
@@ -193,6 +194,7 @@ def _transaction(message: Handled) -> Any:
 
 
 def _report(integration: DelayqIntegration, message: Handled, error: BaseException) -> None:
+    """Report the error of a delivery to Sentry, as the options of the integration say."""
     is_dead = message.outcome == "dead"
     if not is_dead and (message.outcome != "retried" or isinstance(error, RetryLater)):
         return

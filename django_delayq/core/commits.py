@@ -36,6 +36,8 @@ def on_commit(using: str, function: Callable[..., None], *given: Any) -> None:
 
 
 def _with(function: Callable[..., None], given: Sequence[Any]) -> Callable[[], None]:
+    """Return a function without arguments that calls this one with the given arguments."""
+
     # A nested function, not a partial: Django 5.2 and 6.0 cannot log the failure of a robust partial.
     @wraps(function)
     def call() -> None:

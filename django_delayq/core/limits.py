@@ -83,6 +83,7 @@ def _whole(name: str, value: Any, least: int = 1) -> None:
 
 
 def _interval(rate: Any) -> timedelta:
+    """Return the time from one delivery to the next at a rate such as ``"100/m"``."""
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if match is not None:
         number, per = int(match[1][:9]), match[2].strip()

@@ -73,6 +73,7 @@ def by_names(given: Mapping[Any, Any], span: Any, rest: float) -> tuple[Rule, ..
 
 
 def _checked(pattern: Any) -> str:
+    """Return the pattern of a rule; raise ValueError when it is none."""
     if not isinstance(pattern, str):
         raise ValueError('is for no name: write a topic, "queue=" and a queue, or the beginning of one and a "*"')
     rule = Rule(pattern, False)

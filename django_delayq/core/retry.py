@@ -176,6 +176,7 @@ class RetryPolicy:
         return None if wait is None else timedelta(seconds=wait)
 
     def _exponential(self, attempt: int) -> float:
+        """Return the wait after a failed attempt, in seconds, with its random part."""
         try:
             wait = min(self.cap, self.base * self.factor ** (attempt - 1))
         except OverflowError:
@@ -269,6 +270,7 @@ def _chosen(on: Errors, never: Errors) -> tuple[tuple[type[BaseException], ...],
 
 
 def _classes(option: str, errors: Errors) -> tuple[type[BaseException], ...]:
+    """Return the classes of an option as a tuple."""
     classes = errors if isinstance(errors, tuple) else (errors,)
     for error in classes:
         given: object = error

@@ -226,6 +226,7 @@ class ScheduleAdmin(_ModelAdmin):
         return response
 
     def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> Iterator[SimpleNamespace]:
+        """Yield what the list shows of each schedule."""
         past = runs.of_each(_using(), found, vars(found[0])["now"]) if found else {}
         for schedule in found:
             messages, took = past.get(schedule.pk, ([], None))

@@ -78,6 +78,7 @@ class Declaration:
         return {**self.options, "payload": {"args": args, "kwargs": kwargs}}
 
     def _arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the task, checked."""
         args: Any = () if self.args is None else self.args
         kwargs: Any = {} if self.kwargs is None else self.kwargs
         if not isinstance(args, Sequence) or isinstance(args, str | bytes | bytearray):

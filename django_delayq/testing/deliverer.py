@@ -200,6 +200,7 @@ class Deliverer:
         return next(iter(self._start([Ticket(message_id)], None)), None)
 
     def _start(self, tickets: Sequence[Ticket], queue: str | None) -> list[LocalDelivery]:
+        """Claim messages as a worker does, except those that programs pull."""
         if conf.get().PULL_QUEUES is not None:
             served = {
                 pk
@@ -270,6 +271,7 @@ class Deliverer:
         return Ran(message, delivery.attempt, self._word(message, delivery, outcome), delivery.error)
 
     def _record(self, delivery: Delivery, outcome: Outcome, actor: str) -> None:
+        """Write the end of a delivery to the record."""
         delivery.ended_mono = time.monotonic()
         ended = Ended(delivery, outcome, actor)
         write = self._recorder.write_successes if isinstance(outcome, SUCCESS) else self._recorder.write_failures

@@ -486,6 +486,7 @@ class Delayq:
         return (rows if queue is None else rows.filter(queue=queue)).exists()
 
     def _failure(self, criteria: Criteria, candidates: list[Message], found: list[Message], count: int | None) -> str:
+        """Describe what was expected, and how the scheduled messages differ from it."""
         if found:
             head = f"{count} scheduled message(s) were to have {criteria}, and {len(found)} have:"
             text = _lines(head, self, found)

@@ -118,6 +118,7 @@ def call_on_commit_functions() -> None:
 
 
 def _call(function: OnCommit, is_robust: bool) -> None:
+    """Call a function that follows a commit; a robust one may fail."""
     try:
         function.call()
     except Exception:

@@ -183,6 +183,7 @@ class ActionPages(ReadOnly):
     # --- the answer ---------------------------------------------------------------------------------------------------
 
     def _answer(self, request: HttpRequest, action: ConsoleAction) -> HttpResponse:
+        """Do what the user confirmed, or show the question again and say why."""
         question = _read(request, action, request.POST)
         if question is None:
             raise BadRequest("token")
@@ -255,6 +256,7 @@ class ActionPages(ReadOnly):
         return HttpResponseRedirect(page.operation_url(self, request, operation) or self._back(request, frozen))
 
     def _do_at_once(self, request: HttpRequest, question: Question, form: ReasonForm) -> HttpResponse:
+        """Do the action for the few messages it is about, in this request, and show what happened."""
         action, scope, reason = question.action, question.scope, form.cleaned_data["reason"]
         try:
             with page.acting_as_user(request), statement_timeout(self.using, timeouts.long):

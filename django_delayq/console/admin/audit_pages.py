@@ -59,6 +59,7 @@ class AuditEventAdmin(Page):
 
 
 def _shown(event: AuditEvent) -> SimpleNamespace:
+    """Return what the list of audit events shows of one."""
     outcomes = event.outcomes
     if event.operation is not None and event.operation.action == event.action:
         # Until the operation has ended, only its row has the outcomes.
@@ -72,6 +73,7 @@ def _shown(event: AuditEvent) -> SimpleNamespace:
 
 
 def _found(rows: QuerySet[AuditEvent], asked: dict[str, str]) -> QuerySet[AuditEvent]:
+    """Return the audit events that the filters and the search box of the page ask for."""
     rows = rows.select_related("operation").defer("operation__scope")
     if asked["action"]:
         rows = rows.filter(action=asked["action"])

@@ -236,6 +236,7 @@ def _percent(place: float, columns: Sequence[Column]) -> str:
 
 
 def _stack(column: Column, left: float, top: float, fills: Sequence[str]) -> SafeString:
+    """Draw one column: a rectangle for each value, one above the other."""
     parts, seen = [], 0.0
     filling = " dq-filling" if column.filling else ""
     for place, value in enumerate(column.values):
@@ -251,6 +252,7 @@ def _rect(kind: str, left: float, top: float, width: float, bottom: float) -> Sa
 
 
 def _path(values: Iterable[float | None]) -> str:
+    """Return the path of a line through the values; None leaves a gap."""
     drawn, pen = [], "M"
     for place, value in enumerate(values):
         if value is None:

@@ -215,6 +215,7 @@ def _delivered(tally: RollupSum) -> tuple[list[float | None], str]:
 
 
 def _ahead(bar: Bar, place: int, window: str, links: Links) -> Column:
+    """Return the column of the chart for the messages that become due in a span of time."""
     start, end = timezone.localtime(bar.start), timezone.localtime(bar.end)
     text = ngettext("%(number)s message", "%(number)s messages", bar.number.count) % {"number": bar.number}
     tick = "" if place < _NEAR else past_charts.tick(start, window)
@@ -253,6 +254,7 @@ def _queues(shown: Page, request: HttpRequest, data: PageData, hours: dict[str, 
 
 
 def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, *, unserved: bool) -> SimpleNamespace:
+    """Return what the dashboard shows of one queue."""
     done = RollupSum() if hour is None else hour.sum
     due = queue.overdue.count + queue.limited.count
     later = max(0, queue.scheduled.count - due)

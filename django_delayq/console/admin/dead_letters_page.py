@@ -241,6 +241,7 @@ class DeadLettersAdmin(Page):
         return HttpResponseRedirect(self.url(DeadLetters))
 
     def _acknowledge(self, request: HttpRequest, error: str, note: str) -> None:
+        """Record that the user knows of an error, or take that back."""
         known = Acknowledgement.objects.using(self.using)
         with page.acting_as_user(request), statement_timeout(self.using, timeouts.page):
             now = reads.now(self.using)

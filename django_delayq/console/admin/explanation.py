@@ -113,6 +113,7 @@ def limit_text(limit: LimitState, now: datetime) -> str:
 
 
 def _limited(message: Message, now: datetime, where: Whereabouts | None, in_line: InLine) -> list[str]:
+    """Return what to say of a message that a limit holds back."""
     values = {"limit": in_line.limit.name, "use": limit_text(in_line.limit, now)}
     sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
     if in_line.before is not None:
@@ -129,6 +130,7 @@ def _next_in_line(before: Capped) -> str:
 
 
 def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
+    """Return what to say of a scheduled message that no limit holds back."""
     if message.expires_at is not None and message.expires_at <= now:
         return [
             _("No worker started it before it expired: it will not run, and a worker is about to mark it as expired.")
@@ -143,6 +145,7 @@ def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> li
 
 
 def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
+    """Return what keeps a scheduled message from its worker: a pause, no worker, or Redis without it."""
     values, sentences = {"queue": message.queue, "topic": message.topic}, []
     pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
     if pause is not None:
@@ -209,6 +212,7 @@ def _served_topics(message: Message, now: datetime) -> set[str]:
 
 
 def _running(message: Message, now: datetime) -> list[str]:
+    """Return what to say of a running message."""
     until = message.lease_ends_at
     assert until is not None
     values = {
@@ -264,6 +268,7 @@ def _why(last: Transition) -> str:
 
 
 def _finished(message: Message, last: Transition | None) -> str:
+    """Say how, when and by whom a message was finished."""
     values = {
         "at": moment(message.finished_at) if message.finished_at else "",
         "actor": last.actor if last else "",

@@ -197,6 +197,7 @@ class HealthAdmin(Page):
         return page.response(self, request, title, "restore", facts)
 
     def _start(self, request: HttpRequest, form: RestoreForm, reason: str) -> HttpResponse:
+        """Start a restore, unless one is under way."""
         with lifecycle.starting(self.using):
             _last, running = lifecycle.newest(self.using, RestoreWork.name)
             operation = running or page.start_operation(
@@ -298,6 +299,7 @@ def _preview(using: str, form: RestoreForm) -> dict[str, Any]:
 
 
 def _row(name: str, tally: Tally, now: datetime) -> SimpleNamespace:
+    """Return what the page shows of the check of one queue."""
     return SimpleNamespace(
         name=name,
         tally=tally,

@@ -69,6 +69,7 @@ def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeSt
 
 
 def _parts(message: Message, moves: Sequence[Transition], now: datetime) -> Iterator[Part]:
+    """Yield the parts of the life of a message, from its log."""
     # A request to cancel is a move, too, but it ends no run.
     steps = [move for move in moves if move.from_state != move.to_state or move.to_state != State.RUNNING]
     for move, after in zip(steps, (*steps[1:], None), strict=True):

@@ -293,6 +293,7 @@ class MessageAdmin(ExportView, MessagePage):
 
 
 def _when(message: Message, at: datetime) -> str:
+    """Show a time of a message, and in words how long ago or ahead that is."""
     return format_html(
         '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
         at.isoformat(),

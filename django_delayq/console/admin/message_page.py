@@ -124,6 +124,7 @@ class MessagePage(ActionPages):
         return self.leave(request, self.message_url(request, new.pk), text, messages.SUCCESS)
 
     def _restored(self, request: HttpRequest, message: Message) -> tuple[str, int]:
+        """Put the message into Redis if it is missing there; return what happened, and its level."""
         redis_publisher = publisher.get(self.using)
         if redis_publisher is None:
             return _("No Redis is configured."), messages.WARNING
@@ -321,6 +322,7 @@ def _compared(message: Message, where: Whereabouts | None) -> list[SimpleNamespa
 
 
 def _place(where: Whereabouts) -> str:
+    """Say where the message is in Redis."""
     if where.ready_since is not None:
         values = {
             "since": moment(where.ready_since),
@@ -339,6 +341,7 @@ def _expected(message: Message, where: Whereabouts) -> str:
 
 
 def _mismatch(where: Whereabouts) -> str:
+    """Say whether Redis agrees with the record about the message."""
     if where.mismatch is None:
         return _("agrees")
     return {
@@ -422,6 +425,8 @@ def steps(
 
 
 def _to_come(message: Message, last: Sequence[SimpleNamespace], now: datetime) -> list[SimpleNamespace]:
+    """Return the rows of the timeline that are still to come."""
+
     def step(at: datetime, before: str, after: str, reason: str = "") -> SimpleNamespace:
         texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now), "reason": reason}
         return SimpleNamespace(at=at, future=True, **texts)

@@ -67,6 +67,7 @@ def rows(page: ReadOnly, request: HttpRequest, data: PageData) -> list[Need]:
 
 
 def _of_findings(page: ReadOnly, data: PageData, hours: dict[str, Throughput]) -> Iterator[Need]:
+    """Yield a need for each finding that a banner is to show."""
     for finding in findings(data):
         if finding.is_banner:
             label, model, query = PAGES[finding.link]
@@ -142,6 +143,7 @@ def of_redis_values(data: PageData) -> Iterator[Finding]:
 
 
 def _memory(used: int | None, most: int | None) -> Finding:
+    """Return the finding about the memory that Redis uses."""
     name, text = _("Memory"), "?" if used is None else f"{used / 2**20:,.1f} MiB"
     if not most:
         return Finding(name, Level.INFO, text)
@@ -208,6 +210,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def _unserved(data: PageData) -> Iterator[Finding]:
+    """Yield what is wrong when no worker is alive, or none serves some queue."""
     snapshot, paused = data.snapshot.value, data.paused.value or {}
     if snapshot is None:
         return

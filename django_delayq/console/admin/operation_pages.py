@@ -162,6 +162,7 @@ class OperationAdmin(Page):
         return self.leave(request, url, text % {"id": undo.pk, "undone": number}, messages.SUCCESS)
 
     def _act_on(self, request: HttpRequest, number: int, action: str, done: str) -> HttpResponse:
+        """Stop or resume an operation, and record who did that."""
         may, act = (self.may_stop, lifecycle.stop) if action == "stop" else (self.may_resume, lifecycle.resume)
         self.require(request)
         operation, url = self._find(request, str(number)), self.url(Operation, "change", number)

@@ -82,6 +82,7 @@ def _lines(using: str, seen: Snapshot | None) -> Lines:
 
 
 def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> list[str]:
+    """Return the queues that Redis should have and does not."""
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
     names = [name for name, queue in queues if queue.scheduled.count]
     if not names and workers is not None:

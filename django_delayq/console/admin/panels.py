@@ -95,6 +95,7 @@ def forget() -> None:
 
 
 def _read(using: str, read: Callable[[*Given], T], given: tuple[*Given]) -> Panel[T]:
+    """Read the data of a panel; a failure is kept in the panel, so that the others are shown."""
     try:
         with statement_timeout(using, timeouts.page):
             return Panel(read(*given))

@@ -63,6 +63,8 @@ def runtimes(past: Throughput) -> SafeString:
 def _lengths(
     name: str, title: str, description: str, past: Throughput, read: Callable[[RollupSum, int], float | None]
 ) -> SafeString:
+    """Draw the chart of a length of time: half of the deliveries were within it, and 95 % of them."""
+
     def column(tally: RollupSum) -> tuple[list[float | None], str]:
         p50, p95 = read(tally, 50), read(tally, 95)
         text = _("half %(p50)s, 95 %% %(p95)s") % {"p50": charts.bound(p50), "p95": charts.bound(p95)}

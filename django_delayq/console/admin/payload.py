@@ -61,6 +61,7 @@ def unmasked(given: Any, old: Any) -> Any:
 
 
 def _unmasked(given: Any, shown: Any, old: Any) -> Any:
+    """Return the given value; where it is the one that was shown, the old value without a mask."""
     # The JSON texts are compared: 1, 1.0 and true are equal in Python.
     if json.dumps(given) == json.dumps(shown):
         return old

@@ -194,6 +194,7 @@ class QueueAdmin(Page):
     def _resume_at_once(
         self, request: HttpRequest, name: str, form: ResumeForm, _ids: Sequence[int]
     ) -> tuple[str, int]:
+        """Resume the queue; return what to tell the user, and the level of that."""
         values, workers = {"queue": name}, worker_list.list_workers(self.using, reads.now(self.using))
         if not pausing.resume(self.using, name):
             return _("Queue %(queue)s was not paused.") % values, messages.WARNING
@@ -241,6 +242,7 @@ class QueueAdmin(Page):
     def _ask(
         self, request: HttpRequest, name: str, form: forms.Form, view: str, question: str, waiting: str = ""
     ) -> HttpResponse:
+        """Show the page on which the user confirms a pause or its end."""
         with statement_timeout(self.using, timeouts.page):
             pause = pausing.paused(self.using).get(name)
         facts = {

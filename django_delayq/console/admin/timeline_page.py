@@ -49,6 +49,7 @@ def _read(using: str, key: str) -> tuple[list[Message], Any]:
 
 
 def _row(model_admin: Any, message: Message, now: Any) -> SimpleNamespace:
+    """Return what the timeline shows of one message."""
     try:
         url = reverse("admin:delayq_message_change", args=[message.pk], current_app=model_admin.admin_site.name)
     except NoReverseMatch:

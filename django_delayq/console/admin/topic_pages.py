@@ -155,6 +155,7 @@ def _measures(each: Compared) -> list[tuple[str, str, str, bool]]:
 
 
 def _told(sums: RollupSum) -> list[tuple[str, str, bool]]:
+    """Return the label of each measure, its value, and whether lists show it."""
     mean = sums.mean_runtime
     return [
         (_("Consumed"), f"{sums['consumed']:,}", True),

@@ -53,6 +53,7 @@ class WorkerAdmin(Page):
         return sorted(rows, key=lambda row: 0 if row.running and row.health == WorkerState.LOST else order[row.health])
 
     def _row(self, worker: Worker, held: list[tuple[int, str]], now: datetime) -> SimpleNamespace:
+        """Return what the list of workers shows of one."""
         health = state_of(worker, now)
         return SimpleNamespace(
             worker=worker,

@@ -193,6 +193,7 @@ def _lease(using: str, operation: Operation, worker: str) -> bool:
 
 
 def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -> None:
+    """Note that the operation has started, and count the messages it is about."""
     held = _held(using, operation, worker)
     operation.started_at = reads.now(using)
     # Counting may take longer than the lease. A worker that takes over meanwhile must not count again, or nobody would
@@ -208,6 +209,7 @@ def _begin(using: str, operation: Operation, worker: str, work: OperationWork) -
 
 
 def _write(using: str, operation: Operation, worker: str, step: Step) -> None:
+    """Write what a step did, and renew the lease of the operation."""
     now = reads.now(using)
     values: dict[str, Any] = {
         "done": F("done") + step.done,

@@ -274,6 +274,7 @@ class BulkAction(OperationWork):
         return Step(len(page), outcomes, str(page[-1]) if page else operation.position, is_finished)
 
     def _undo(self, using: str, ids: Sequence[int], operation: Operation) -> Counter[str]:
+        """Give each message the times that it had before the operation that is undone."""
         undone = Operation.objects.using(using).filter(pk=self.arguments["undoes"]).first()
         former = [] if undone is None else before(using, undone, ids)
         outcomes = Counter({"changed": len(ids) - sum(len(some) for _times, some in former)})

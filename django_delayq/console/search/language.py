@@ -196,6 +196,7 @@ def parse(text: str, *, now: datetime) -> Search:
 
 
 def _term(token: str, now: datetime) -> Term:
+    """Read one term of a search."""
     name, colon, rest = _split(token)
     if colon and name.lower() in _QUALIFIERS:
         value = _value(rest)
@@ -427,6 +428,7 @@ def _resolved(term: Term, using: str, shown: Shown) -> tuple[Term, str]:
 
 
 def _unknown(term: Term) -> str:
+    """Say that a qualifier is unknown, and which one may be meant."""
     near = difflib.get_close_matches(term.unknown.lower(), _QUALIFIERS, n=1)
     if near:
         text = _("%(name)s: is unknown. Did you mean %(near)s:? A key with a colon is written %(key)s.")

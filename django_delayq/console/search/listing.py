@@ -248,6 +248,7 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counte
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
+    """Yield the parts of the indexes in which the messages of a search are counted."""
     if search.selective:
         found = rows.filter(search.filters())
         # Scheduled rows are counted apart: only their due times are read, and no index of the other states has due

@@ -80,6 +80,7 @@ def parse(text: str, now: datetime, *, past: bool) -> Period | None:
 
 
 def _range(text: str, now: datetime, *, past: bool) -> Period | None:
+    """Read ``FIRST..LAST``, either of which may be missing. None: the text is none."""
     first, _dots, last = text.partition("..")
     start, end = _interval(first, now, past=past), _interval(last, now, past=past)
     if (start is None and first) or (end is None and last) or (start is None and end is None):
@@ -103,6 +104,7 @@ def _interval(text: str, now: datetime, *, past: bool) -> tuple[datetime, dateti
 
 
 def _unchecked(text: str, now: datetime, *, past: bool) -> tuple[datetime, datetime] | None:
+    """Return the start and the end of a time, a day or a span; the times may be out of range."""
     if text.lower() in _DAYS:
         return _day(timezone.localtime(now).date() + timedelta(days=_DAYS[text.lower()]))
     if _DATE.fullmatch(text):

@@ -98,6 +98,7 @@ class UnwrittenCounts:
                 self._add(key, counts)
 
     def _add(self, key: RollupKey, counts: Mapping[str, int]) -> None:
+        """Add counts to a rollup; drop them when too many rollups wait already."""
         if key in self._rollups or len(self._rollups) < self._most:
             self._rollups.setdefault(key, Counter()).update(counts)
         elif not self._dropped:
@@ -157,6 +158,7 @@ class RollupCompactor(Service):
         return True
 
     def _compact_hour(self, begin: datetime) -> None:
+        """Replace the rollups of the minutes of an hour by rollups of the hour."""
         end = begin + timedelta(hours=1)
         rows = Rollup.objects.using(self.using).filter(seconds=MINUTE_SECONDS, at__gte=begin, at__lt=end)
         names = ("queue", "topic", *Rollup.COUNTS)

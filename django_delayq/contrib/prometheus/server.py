@@ -243,6 +243,7 @@ class Gauges:
             yield from self._read_redis(broker)
 
     def _tried(self, read: Callable[[], list[Metric]]) -> list[Metric]:
+        """Return what ``read`` returns; nothing when the database fails or is too slow."""
         try:
             return read()
         except (DatabaseError, TooSlow):
@@ -251,6 +252,7 @@ class Gauges:
             return []
 
     def _read_record(self) -> list[Metric]:
+        """Return the metrics of queues, dead messages and live workers."""
         with statement_timeout(self.using, int(self._timeout * 1000)):
             snapshot = take_snapshot(self.using)
             paused = pausing.paused(self.using)
@@ -272,6 +274,7 @@ class Gauges:
         ]
 
     def _read_due(self) -> list[Metric]:
+        """Return the metrics of messages that are due, by topic, and of those that will be soon."""
         with statement_timeout(self.using, int(self._timeout * 1000)):
             now, paused = reads.now(self.using), pausing.paused(self.using)
             topics = due_by_topic(self.using, now, stats.overdue_cutoff(now), paused)

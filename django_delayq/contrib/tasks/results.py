@@ -60,6 +60,7 @@ def of_delivery(task: AnyTask, delivery: Any) -> AnyResult | None:
 
 
 def _read(result_id: object) -> AnyResult | None:
+    """Return the result with an id from the record. None: no task has it."""
     text = str(result_id)
     pk = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
     if str(pk) != text or not 0 < pk <= _GREATEST:
@@ -124,6 +125,7 @@ def _moment(text: object) -> datetime | None:
 
 
 def _errors(log: Sequence[Transition]) -> list[TaskError]:
+    """Return the errors of all attempts, and at last what ended the message without one."""
     found = [
         TaskError(exception_class_path=move.exception, traceback=move.traceback or f"{move.error}\n")
         for move in log

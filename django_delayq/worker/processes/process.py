@@ -287,6 +287,7 @@ class WorkerProcess:
         return bool(dead)
 
     def _on_stuck(self, deliveries: list[Delivery]) -> None:
+        """End this process: handlers do not end at their timeouts."""
         for delivery in deliveries:
             if delivery not in self._stuck:
                 self._stuck.add(delivery)

@@ -312,6 +312,7 @@ def outcome_of(delivery: Delivery, error: BaseException) -> Outcome:
 
 
 def _failure(delivery: Delivery, error: BaseException, text: str = "") -> Outcome:
+    """Return the outcome of a delivery that raised: another attempt, or none."""
     described = storable(f"{type(error).__name__}: {text or _text(error)}")
     trace = storable("".join(_trace(error)), LENGTHS.traceback)
     try:

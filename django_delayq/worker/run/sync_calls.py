@@ -179,6 +179,7 @@ class SyncCalls(Executor):
         return caller
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a thread call the function; all calls of one handler go to the same thread."""
         caller = _caller.get()
         thread = caller.thread = caller.thread or min(self._threads, key=attrgetter("load"))
         future: Future[Any] = Future()

@@ -64,6 +64,7 @@ def read(sql: Any, connection: BaseDatabaseWrapper) -> Words:
 
 
 def _read(sql: str) -> Words:
+    """Return what the statements of an SQL text begin, end or change, as far as it matters here."""
     text = _BODY.sub(r"\1", _MUTE.sub(" ", sql))
     statements = [statement.lstrip() for statement in text.split(";")]
     return Words(

@@ -192,6 +192,7 @@ class LogWriter:
 
 
 def _attempt(write: Callable[..., object], *given: object) -> None:
+    """Write; print the traceback of a failure instead of raising it."""
     try:
         write(*given)
     except BaseException:  # noqa: BLE001
