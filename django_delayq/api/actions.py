@@ -23,6 +23,7 @@ from ..broker.base import Entry
 from ..core import actors, names
 from ..core.chunks import chunks
 from ..core.clock import NO_TIME
+from ..core.commits import on_commit
 from ..core.durations import Duration
 from ..core.exceptions import InvalidMessage
 from ..core.states import FINAL, REQUEUEABLE, State
@@ -147,7 +148,7 @@ class Action:
         # An impossible DELAYQ["REDIS"] raises before anything moves.
         publisher.get(using)
         answers = self.move(using, ids, self._spread(using, ids, times), reason or self.reason, among)
-        publish_moves(using, answers)
+        publish_moves(using, [answer.moved for answer in answers])
         waiting = [pk for pk, answer in zip(ids, answers, strict=True) if answer and answer.state == State.SCHEDULED]
         publisher.run_at_once(using, waiting)
         return answers
@@ -224,11 +225,7 @@ def make_way(using: str, others: Sequence[Message]) -> bool:
     if not late:
         return is_free
     gone = transitions.expire(using, limit=len(late), actor=actors.current(), among=Q(pk__in=late))
-    for queue, ids in publisher.by_queue((moved.queue, moved.id) for moved in gone).items():
-        publisher.remove_on_commit(using, queue, ids)
-    for moved in gone:
-        signals.emit_on_commit(signals.message_expired, Message, **signals.message_arguments(moved, using))
-    publish_follow_ups(using, gone)
+    publish_moves(using, gone)
     return is_free or bool(gone)
 
 
@@ -241,22 +238,24 @@ def _purge(using: str, ids: Sequence[int], times: DueTimes, reason: str, among: 
     return [Answer(pk, verdicts.get(pk, Verdict.NOT_FOUND)) for pk in ids]
 
 
-def publish_moves(using: str, answers: Sequence[Answer]) -> None:
-    """Tell Redis and the receivers of signals, on commit, how the messages moved."""
+def publish_moves(using: str, moves: Iterable[Moved | None]) -> None:
+    """Tell Redis and the receivers of signals, on commit, how messages moved, and what follows their ends."""
     waiting: defaultdict[str, list[Entry]] = defaultdict(list)
     gone: defaultdict[str, list[int]] = defaultdict(list)
-    for moved in (answer.moved for answer in answers if answer.moved is not None):
+    made = [moved for moved in moves if moved is not None]
+    for moved in made:
         if moved.after == State.SCHEDULED:
             waiting[moved.queue].append(Entry.at(moved.id, moved.due_at, moved.priority))
             if moved.left:
                 gone[moved.left].append(moved.id)
-        elif moved.after == State.CANCELLED:
+        elif moved.after in FINAL:
             gone[moved.queue].append(moved.id)
-            signals.emit_on_commit(signals.message_cancelled, Message, **signals.message_arguments(moved, using))
+            on_commit(using, signals.emit_end, Message, moved, using)
     for queue, entries in waiting.items():
         publisher.announce_on_commit(using, queue, entries)
     for queue, ids in gone.items():
         publisher.remove_on_commit(using, queue, ids)
+    publish_follow_ups(using, made)
 
 
 def publish_follow_ups(using: str, moves: Iterable[Moved]) -> None:

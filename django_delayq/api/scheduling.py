@@ -505,7 +505,7 @@ def _keep_or_change(using: str, new: NewMessage, other: Message) -> Message | No
     if choice in _CHANGES and state not in FINAL:
         answer = _CHANGES[choice](using, other.pk, new)
         if answer:
-            publish_moves(using, [answer])
+            publish_moves(using, [answer.moved])
             return Message.objects.using(using).get(pk=other.pk)
         if answer.state is None or answer.state in FINAL:
             # It has ended, or is in the way no more: the key is free, or another message has taken it.
