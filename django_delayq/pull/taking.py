@@ -56,7 +56,13 @@ class Pulled:
     # Counts from 1; after ``attempts_left`` further ones the message is dead. None: its policy has no end.
     attempt: int
     attempts_left: int | None
-    receipt: str = field(repr=False)
+    _delivery: Receipt = field(repr=False)
+    _using: str = field(repr=False)
+
+    @property
+    def receipt(self) -> str:
+        """The text by which any process answers the message."""
+        return text_of(self._delivery, signer(self._using))
 
 
 def take(
@@ -186,7 +192,6 @@ def _terms(queue: str) -> PullQueue:
 
 
 def _pulled(using: str, rows: Sequence[Claimed]) -> list[Pulled]:
-    by = signer(using)
     found = []
     for row in rows:
         # Deliveries without an answer are attempts, too: see ``crashes.reap``.
@@ -195,5 +200,5 @@ def _pulled(using: str, rows: Sequence[Claimed]) -> list[Pulled]:
         delay = policy.delay(attempt)
         receipt = Receipt(row.id, row.deliveries, None if delay is None else delay.total_seconds())
         left = None if policy.attempts is None else max(0, policy.attempts - attempt)
-        found.append(Pulled(*row[:9], row.claimed_at, attempt, left, text_of(receipt, by)))
+        found.append(Pulled(*row[:9], row.claimed_at, attempt, left, receipt, using))
     return found
