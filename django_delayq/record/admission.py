@@ -45,12 +45,13 @@ def any_known(using: str) -> bool:
 def limits_of(topic: str, queue: str, key: str | None, using: str = DEFAULT_DB_ALIAS) -> dict[str, Limit]:
     """Return the limits under which a message stands, by their names."""
     handler = registry.find(topic)
-    of_topic, of_queue = topic_name(topic, key), queue_name(queue)
-    found = {
-        of_topic: overrides.over(using, of_topic, None if handler is None else handler.limit),
-        of_queue: overrides.over(using, of_queue, (conf.get().LIMITS or {}).get(queue)),
-    }
-    return {name: limit for name, limit in found.items() if limit is not None}
+    declared = None if handler is None else handler.limit, (conf.get().LIMITS or {}).get(queue)
+    if declared == (None, None) and not overrides.known(using).in_force:
+        # The usual case: it is asked of each message that waits for a thread.
+        return {}
+    names = topic_name(topic, key), queue_name(queue)
+    found = ((name, overrides.over(using, name, limit)) for name, limit in zip(names, declared, strict=True))
+    return {name: limit for name, limit in found if limit is not None}
 
 
 def limit_of(using: str, name: str) -> Limit | None:
