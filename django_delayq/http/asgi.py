@@ -42,7 +42,7 @@ class _ClientGone(Exception):
 
 
 class Door:
-    """Answers requests for the addresses of the door, and has ``project`` answer all others; None: it is by itself.
+    """Answers requests for the addresses of the door, and has ``project`` answer all others; without it, refuses them.
 
     In asgi.py: ``application = Door(get_asgi_application())``. No middleware of the project runs for the door.
     ``body_timeout`` (seconds) is the longest wait for the body of a request.
@@ -66,7 +66,7 @@ class Door:
             await self._project(scope, receive, send)
 
     def _path(self, scope: Scope) -> str | None:
-        """Return what stands behind the place of the door in an address; None: the project answers it."""
+        """Return an address without the prefix of the door; None: the project answers the request."""
         address: str = scope["path"].removeprefix(scope.get("root_path", ""))
         if self._project is None:
             return address.removeprefix("/")

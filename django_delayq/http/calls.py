@@ -353,7 +353,7 @@ class Peek(PeekJob):
 
 
 class Size(Call):
-    """GET of the number of jobs that are due. Everybody may."""
+    """GET of the number of jobs that are due. Everybody may ask."""
 
     right = ""
 
@@ -388,7 +388,7 @@ class PeekDead(Call):
 
 
 class DeadLetterSize(PeekDead):
-    """GET of the number of dead letters. Everybody may."""
+    """GET of the number of dead letters. Everybody may ask."""
 
     right = ""
 
@@ -430,7 +430,7 @@ class Respawn(DeleteDead):
 
 
 class Version(Call):
-    """The version. Everybody may."""
+    """GET of the version. Everybody may ask."""
 
     right = ""
 
@@ -445,7 +445,7 @@ class Info(Call):
 
     @property
     def start(self) -> str:
-        """How the queues of the namespace begin."""
+        """The text with which the names of the queues of the namespace begin."""
         return f"{self.namespace}{jobs.SEPARATOR}"
 
     def answer(self) -> Told:

@@ -1,4 +1,4 @@
-"""Requests and their answers, whichever server reads the ones and writes the others."""
+"""Requests and their answers: they are the same under each kind of server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from . import jobs
 
-# Bytes; the most of one request.
+# The greatest length of the body of a request. Bytes.
 LARGEST_BODY = 1_048_576
 JSON, METRICS = "application/json; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 # Python reads no number with more digits.
@@ -22,7 +22,7 @@ _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. ``path`` is what stands behind the place of the door; headers have names in lower case."""
+    """A request. ``path``: its address without the prefix of the door. The names of headers are in lower case."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class Request:
 
     @property
     def token(self) -> str:
-        """The token that it gives."""
+        """The token in the headers or the query of the request."""
         return self.headers.get("x-token") or self.query.get("token", "")
 
 
@@ -44,7 +44,7 @@ class Reply(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
     def written(self) -> tuple[dict[str, str], bytes]:
-        """Return its headers and its body, as lmstfy writes them."""
+        """Return the headers and the body of the answer, as lmstfy writes them."""
         headers, body = {"X-Request-Id": jobs.request_id(), **self.headers}, self.content
         if body is None:
             return headers, b""
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
 
 class RequestRefused(Exception):
-    """A request is refused: the status and the error of the answer."""
+    """A request is refused. The answer has this status and this error."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)

@@ -26,7 +26,7 @@ GRACEFUL_TIMEOUT = 30
 
 
 class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Tells the door of the connection of a request."""
+    """Gives the door the connection of each request."""
 
     app_state: dict[str, Any]
 

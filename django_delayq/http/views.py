@@ -40,12 +40,12 @@ def door(request: HttpRequest, path: str) -> HttpResponse:
     told, body = answer.written()
     response = HttpResponse(body, status=answer.status, headers=told)
     if not body:
-        # Django's own.
+        # Django adds one to each response.
         del response["Content-Type"]
     return response
 
 
-# It needs no cookie, and no transaction surrounds it.
+# The door needs no cookie, and no transaction surrounds it.
 for _alias in connections:
     transaction.non_atomic_requests(using=_alias)(door)
 

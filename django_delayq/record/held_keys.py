@@ -119,7 +119,7 @@ def free_keys(using: str, others: Iterable[Message]) -> bool:
     with writing(using):
         if len(over) > 1:
             lock(using, over)
-        # One that was requeued meanwhile is not finished.
+        # A message that was requeued meanwhile is not finished.
         rows = Message._base_manager.using(using).filter(~Q(HoldsKeyAt(now)), pk__in=over)
         rows.update(key_for=None)
     return True

@@ -53,7 +53,7 @@ class LowWater:
     ) -> None:
         """Take note of a search at the record's time ``now``: where it began, and the first row that it found.
 
-        ``took``: seconds. ``is_over``: it has found a candidate, or that there is none.
+        ``took``: seconds. ``is_over``: the search has found a candidate, or that there is none.
         """
         if begin <= self.mark:
             late = (now - self._late, 0)

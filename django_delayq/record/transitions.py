@@ -471,7 +471,7 @@ def requeue(
 ) -> list[Answer]:
     """Move ``dead | expired | cancelled → scheduled``. Attempts are counted anew, deliveries go on counting.
 
-    Of several messages with one key it is the first. ``free`` frees the keys of messages that are in the way, and
+    Of several messages with one key the first moves. ``free`` frees the keys of messages that are in the way, and
     returns whether it could free one.
     """
     moved_due = _due_mover(using, ids)
@@ -564,7 +564,8 @@ def _in_halves(ids: Sequence[int], together: Callable[[Sequence[int]], dict[int,
     """Decide on messages in one transaction; return the answers for those that are found.
 
     When somebody has taken one of their keys meanwhile, all is rolled back, and each half gets a transaction of its
-    own. So it is after a deadlock: a batch takes keys in the order of its messages, and others in the order of keys.
+    own. The same happens after a deadlock: a batch takes keys in the order of its messages, and others in the order of
+    keys.
     """
     try:
         return together(ids)

@@ -386,7 +386,7 @@ class ActionPreview:
     more: int = 0
     # True when there are more messages than those whose topics were counted.
     partly: bool = False
-    # Those that were counted, when there may be more.
+    # The number of messages that were counted, when there may be more.
     least: int = 0
 
     @property
@@ -464,7 +464,7 @@ def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Q
 def _count_exactly(
     rows: QuerySet[Message], scope: Scope, states: frozenset[State], most: int
 ) -> tuple[dict[State, int | None], ToCome]:
-    """Count the messages of each state, None: it takes too long; and those due in the future.
+    """Count the messages of each state (None: that takes too long), and those due in the future.
 
     The consumed ones are counted apart: they alone may be too many.
     """

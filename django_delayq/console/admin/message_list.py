@@ -91,7 +91,7 @@ class MessageList(ChangeList):
             self._read(most)
 
     def _read(self, most: int) -> None:
-        """Read the page and what stands beside it. ``most``: how long the search may take, in milliseconds."""
+        """Read the page and what stands beside it. ``most``: the time limit of the search, in milliseconds."""
         if not 1 <= self.page_num <= max(1, tuning.counted // self.list_per_page):
             self.page_num = 1
         rows: QuerySet[Message] = self.root_queryset

@@ -39,7 +39,7 @@ def console_statements(using: str) -> PortableConsole:
 
 @contextmanager
 def answering_within(milliseconds: int) -> Iterator[None]:
-    """Bound the sum of all statements with a time limit inside. Of two contexts the one that ends first counts."""
+    """Bound the time of all statements inside that have a limit. Of two contexts the one that ends first counts."""
     end, outer = time.monotonic() + milliseconds / 1000, _end.get()
     token = _end.set(end if outer is None else min(end, outer))
     try:

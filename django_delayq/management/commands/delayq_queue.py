@@ -36,7 +36,7 @@ class Command(common.DelayqCommand):
         names, is_pause = sorted(set(options["queues"])), options["action"] == "pause"
         if not is_pause and options["until"] is not None:
             raise common.wrong_usage("--until belongs to pause.")
-        # For a resume the paused ones are meant.
+        # A resume is for paused queues only.
         meant = None if is_pause else {*pausing.paused(using)}
         self.ask_about_queues(using, names, yes=options["yes"], meant=meant)
         act = _pause if is_pause else _resume

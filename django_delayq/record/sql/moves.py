@@ -211,7 +211,7 @@ def _write(using: str, plans: list[_Plan]) -> None:
 def _column(using: str, name: str, given: dict[int, Any], number: int) -> Any:
     """Return what an update of this number of rows sets a column to: what is given for all alike, or by their ids."""
     value = next(iter(given.values()))
-    # 1 is True, but not in JSON.
+    # In Python 1 equals True; in JSON they differ.
     if len(given) == number and len(set(map(repr, given.values()))) == 1:
         return value
     field: Any = Message._meta.get_field(name)

@@ -13,9 +13,9 @@ from .delivery import Delivery
 class QueueLines(SimpleQueue[Delivery | None]):
     """Deliveries, each in the line of its queue. The lines take turns, or are served in a strict order.
 
-    The queue itself holds an entry for each of them: the thread that gets one takes the delivery whose turn it is.
-    None, which ends a thread, is put there alone. Any thread may put and get: ``_lock`` guards the lines, none of which
-    is empty, and their turns.
+    The ``SimpleQueue`` holds an entry for each delivery: the thread that gets an entry takes the delivery whose turn it
+    is. None, which ends a thread, stands in no line. Any thread may put and get: ``_lock`` guards the lines, none of
+    which is empty, and their turns.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class QueueLines(SimpleQueue[Delivery | None]):
         # The queues that have lines, in the order of their turns.
         self._turns: deque[str] = deque()
         self._lock = threading.Lock()
-        # The queues that are served in strict order, the highest first; empty: they take turns.
+        # The queues that are served in strict order, the highest first; empty: all queues take turns.
         self.order: Sequence[str] = ()
 
     def put_all(self, deliveries: Collection[Delivery]) -> None:
