@@ -456,13 +456,10 @@ class Info(Call):
 class MetricsPage(Info):
     """What Prometheus reads of a namespace, if an app exposes metrics."""
 
-    def begin(self) -> None:
-        refuse_if(extensions.exposition() is None, "api not found", 404)
-        super().begin()
-
     def answer(self) -> Told:
         expose = extensions.exposition()
-        assert expose is not None
+        if expose is None:
+            raise RequestRefused(404, "api not found")
         return 200, expose(self.using, self.start)
 
 
