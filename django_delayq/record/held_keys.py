@@ -83,12 +83,7 @@ def lock_keys(using: str, keys: Iterable[Key], changing: Collection[Key]) -> set
     the transaction, in the order of their ids, as each action on many messages locks them.
     """
     found = all_in_the_way(using, keys)
-    to_lock = {
-        message.pk
-        for key, messages in found.items()
-        for message in messages
-        if key in changing or message.state in FINAL
-    }
+    to_lock = {row.pk for key, rows in found.items() for row in rows if key in changing or row.state in FINAL}
     for ids in chunks(sorted(to_lock), ROWS_TOGETHER):
         lock(using, ids)
     return set(found)
@@ -105,15 +100,11 @@ def free_keys(using: str, others: Iterable[Message]) -> bool:
 
     Return whether one of these keys may be free.
     """
-    ends = {
-        other.pk: other.finished_at + timedelta(seconds=other.key_for)
-        for other in others
-        if other.finished_at is not None and other.key_for is not None
-    }
-    if not ends:
+    finished = [(row, row.finished_at) for row in others if row.finished_at is not None]
+    if not finished:
         return False
     now = statements(using).now()
-    over = [pk for pk, end in ends.items() if end <= now]
+    over = [row.pk for row, since in finished if since + timedelta(seconds=row.key_for or 0.0) <= now]
     if not over:
         return False
     with writing(using):

@@ -401,11 +401,7 @@ def cancel_decision(message: Message, reason: str = "") -> Decision:
 
 
 def reschedule(
-    using: str,
-    ids: Sequence[int],
-    times: DueTimes = NO_TIMES,
-    reason: str = "",
-    among: Q = ANY,
+    using: str, ids: Sequence[int], times: DueTimes = NO_TIMES, reason: str = "", among: Q = ANY
 ) -> list[Answer]:
     """Move the due time of waiting messages. A shift moves none to before now.
 
@@ -534,13 +530,7 @@ def give_up(
 
 
 def _act(
-    using: str,
-    ids: Sequence[int],
-    decide: Decide,
-    among: Q = ANY,
-    *,
-    with_content: bool = False,
-    look: Look | None = None,
+    using: str, ids: Sequence[int], decide: Decide, among: Q = ANY, *, with_content: bool = False, look: Look = None
 ) -> list[Answer]:
     """Decide on messages, in batches with a transaction each; return the answers in the order of ``ids``."""
     actor, insert = actors.current(), statements(using).insert_many

@@ -58,7 +58,7 @@ class Decision:
 LEFT_ALONE = Decision()
 
 Decide = Callable[[Message, datetime], Decision]
-Look = Callable[[Sequence[Message]], None]
+Look = Callable[[Sequence[Message]], None] | None
 
 
 # The identity of the database. While this process does not know it, each statement that writes a message brings it
@@ -145,7 +145,7 @@ def move(
     wait: bool = True,
     order_by: Sequence[str] = ("id",),
     with_content: bool = False,
-    look: Look | None = None,
+    look: Look = None,
     insert: Insert | None = None,
 ) -> list[tuple[Message, Decision]]:
     """Lock the rows that match, decide on each of them once, write and log the moves: all in one transaction.
