@@ -21,7 +21,7 @@ from django.contrib.admin.views.main import SEARCH_VAR
 from django.core import signing
 from django.core.exceptions import BadRequest
 from django.db import IntegrityError, OperationalError
-from django.db.models import Aggregate, Count, Max, Min, Q, QuerySet
+from django.db.models import Count, Max, Min, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -477,15 +477,12 @@ def _count_exactly(
             "first": Min("due_at", filter=later),
             "last": Max("due_at", filter=later),
         }
-        found = in_time(rows.db, most, _aggregated, rows.filter(scope.condition(), of_states(some)).order_by(), wanted)
+        matching = rows.filter(scope.condition(), of_states(some)).order_by()
+        found = in_time(rows.db, most, matching.aggregate, **wanted)
         if found is not None:
             counts |= {state: found.pop(state.value) for state in some}
             to_come += ToCome(**found)
     return counts, to_come
-
-
-def _aggregated(rows: QuerySet[Message], wanted: Mapping[str, Aggregate]) -> dict[str, Any]:
-    return rows.aggregate(**wanted)
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:

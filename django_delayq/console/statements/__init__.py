@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import TypeVar, TypeVarTuple
+from typing import ParamSpec, TypeVar
 
 from django.db import OperationalError, connections
 
@@ -22,7 +22,7 @@ __all__ = ["OutOfTime", "TooSlow", "answering_within", "console_statements", "in
 LOCK_NOT_AVAILABLE = "55P03"
 
 T = TypeVar("T")
-Given = TypeVarTuple("Given")
+Given = ParamSpec("Given")
 
 # The time by which the page that this thread makes has to be ready, by the monotonic clock; None: no limit.
 _end: ContextVar[float | None] = ContextVar("django_delayq_page_end", default=None)
@@ -81,10 +81,12 @@ def statement_timeout(using: str, milliseconds: int) -> Iterator[None]:
         raise
 
 
-def in_time(using: str, milliseconds: int, read: Callable[[*Given], T], *given: *Given) -> T | None:
-    """Return what ``read(*given)`` returns; None when one of its statements takes longer than ``milliseconds``."""
+def in_time(
+    using: str, milliseconds: int, read: Callable[Given, T], *given: Given.args, **named: Given.kwargs
+) -> T | None:
+    """Return what ``read(*given, **named)`` returns; None when a statement of it takes longer than that."""
     try:
         with statement_timeout(using, milliseconds):
-            return read(*given)
+            return read(*given, **named)
     except TooSlow:
         return None
