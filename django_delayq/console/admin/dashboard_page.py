@@ -281,7 +281,7 @@ def _limits(data: PageData, links: Links) -> list[SimpleNamespace]:
 
 def _workers(data: PageData) -> SimpleNamespace:
     """Return the live workers with their threads, and how many of these are busy."""
-    there, running = data.workers.value, page_data.running(data).value
+    there, running = data.workers.value, page_data.running(data.using).value
     alive = [] if there is None else there.of(WorkerState.ALIVE)
     held = {} if running is None else running[0]
     rows = [

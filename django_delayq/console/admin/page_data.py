@@ -129,9 +129,9 @@ def failing(data: PageData) -> Panel[list[Failing]]:
     return panels.load("failing", data.using, throughput.read_failing, data.using, data.at, kept=tuning.rollups_kept)
 
 
-def running(data: PageData) -> Panel[tuple[dict[str, list[tuple[int, str]]], bool]]:
+def running(using: str) -> Panel[tuple[dict[str, list[tuple[int, str]]], bool]]:
     """Return the messages that each worker runs."""
-    return panels.load("running", data.using, worker_list.running, data.using)
+    return panels.load("running", using, worker_list.running, using)
 
 
 def limits(using: str) -> Panel[Lines]:

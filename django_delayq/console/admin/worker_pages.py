@@ -12,11 +12,10 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...inspector import worker_list
 from ...models import Message, Worker
 from ...models.workers import WorkerList, WorkerState, state_of
 from ...record import reads
-from . import page_data, panels
+from . import page_data
 from .explanation import moment, span
 from .page import Page, response
 
@@ -34,7 +33,7 @@ class WorkerAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
-        running = page_data.running(data)
+        running = page_data.running(data.using)
         there = data.workers.value
         found, partial = running.value or ({}, False)
         return {
@@ -75,7 +74,7 @@ class WorkerAdmin(Page):
         if worker is None:
             text = _("There is no worker %(name)s. It ended, or has been lost for more than a day.") % {"name": name}
             return self.leave(request, self.url(Worker), text, messages.WARNING)
-        running = panels.load("running", self.using, worker_list.running, self.using)
+        running = page_data.running(self.using)
         held, _partial = running.value or ({}, False)
         row = self._row(worker, held.get(name, []), reads.now(self.using))
         return response(self, request, name, self.template, {"running": running, "rows": [row]})
