@@ -297,8 +297,9 @@ class Broker:
         """
         raise NotImplementedError
 
-    def stop_listening(self) -> None:
-        """Leave notifications to other processes until the next ``listen``."""
+    def stop_listening(self) -> bool:
+        """Leave notifications to other processes until the next ``listen``. Return whether one may have come here."""
+        return False
 
     def wake(self) -> None:
         """End a ``listen`` in another thread of this process, or the next one."""

@@ -228,12 +228,14 @@ class RedisSource(Broker):
             return [replace(k, wake=k.wake_all)]
         return [self.keys(queue) for queue in queues]
 
-    def stop_listening(self) -> None:
-        """Leave notifications to other processes."""
-        if self._listener is not None and self._listener.stop():
-            # Redis forgets a closed connection at the end of the step in which it reads its end. A notification that is
-            # handled in the same step would be given to nobody: this answer comes after that step.
-            self.client.ping()
+    def stop_listening(self) -> bool:
+        """Leave notifications to other processes. Return whether one may have come here."""
+        if self._listener is None or not self._listener.stop():
+            return False
+        # Redis forgets a closed connection at the end of the step in which it reads its end. A notification that is
+        # handled in the same step would be given to nobody: this answer comes after that step.
+        self.client.ping()
+        return True
 
     def reset_listener(self) -> None:
         """Have the next ``listen`` use a new connection. Any thread may call this after the broker did not answer."""

@@ -11,7 +11,15 @@ import pytest
 import redis
 from django.utils import timezone
 
-from django_delayq import MessageDict, cancel_message, pause_queue, resume_queue, schedule_message, schedule_messages
+from django_delayq import (
+    MessageDict,
+    cancel_message,
+    handler,
+    pause_queue,
+    resume_queue,
+    schedule_message,
+    schedule_messages,
+)
 from django_delayq.broker.base import IDS_PER_CALL, Taken
 from django_delayq.broker.keys import RANKS, keys
 from django_delayq.core.clock import SECOND
@@ -28,6 +36,7 @@ from django_delayq.worker.claim.queues import QueueFinder
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import Parts
 from django_delayq.worker.run.recorder import LeaseRenewer
+from django_delayq.worker.run.run_tuning import RunTuning
 from django_delayq.worker.shared.shared_state import ProcessLock
 from django_delayq.worker.upkeep.janitor import Janitor
 from django_delayq.worker.upkeep.loader import Loader
@@ -99,6 +108,25 @@ def test_a_consumer_that_may_deliver_no_more_does_not_ask_again_and_again(assemb
     consumer.pool.threads._all_slots = 3
     assert not consumer._may_go_on()
     assert consumer.run_round() > 0.5
+
+
+@pytest.mark.usefixtures("loaded", "puts_are_flushed")
+def test_a_worker_with_a_backlog_claims_again_when_half_of_what_it_held_has_run(assembled: Assemble) -> None:
+    """A claim takes about as long for one message as for fifty."""
+    may_end = threading.Semaphore(0)
+    handler("t.step")(lambda message: may_end.acquire() and None)
+    run_tuning = RunTuning(queued_time=1000.0, longest_queued=1000.0)
+    parts = assembled(tuning=Tuning(longest_unheard=2 * PATIENCE), run_tuning=run_tuning)
+    # One runs, and twenty wait.
+    parts.pool.threads._mean = 50.0
+    schedule_messages([{"topic": "t.step"}] * 100)
+    with running(parts.pool, parts.consumer):
+        eventually(lambda: len(held(parts)) == 21, "the first claim")
+        may_end.release(10)
+        eventually(lambda: len(held(parts)) == 11, "the end of ten, and no other claim")
+        may_end.release()
+        eventually(lambda: len(held(parts)) > 20, "the second claim")
+        may_end.release(100)
 
 
 # --- messages that run alone ------------------------------------------------------------------------------------------

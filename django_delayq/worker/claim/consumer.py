@@ -101,13 +101,15 @@ class Consumer(threading.Thread):
         self._errors = 0
         # From an error of the database until the next claim, as the log says.
         self._outage = Outage()
+        # True when the last round left ready ids, and the process has enough to do for a while.
+        self._fills_later = False
         # Both are called when the consumer may go on.
-        pool.recorder.sender.on_room = limits.on_freed = brokers.wake
+        pool.recorder.sender.on_room = limits.on_freed = self.wake_ups.wake
 
     def stop(self) -> None:
         """End the thread after its present round."""
         self._stopping.set()
-        self.brokers.wake()
+        self.wake_ups.wake()
 
     def run(self) -> None:
         """Make rounds until stopped; wait longer after each error in a row."""
@@ -117,7 +119,8 @@ class Consumer(threading.Thread):
                 connections.before_task()
                 self._connection = django_connections[self.using]
                 try:
-                    seconds, wait = self._run_round_or_end(), self.wake_ups.wait
+                    seconds = self._run_round_or_end()
+                    wait = self.wake_ups.wait_for_room if self._fills_later else self.wake_ups.wait
                     self._errors = 0
                 except DatabaseError as error:
                     seconds, wait = self._note_error(error), self.wake_ups.stand_back
@@ -177,7 +180,7 @@ class Consumer(threading.Thread):
 
     def run_round(self) -> float:
         """Take from each queue in order while there is room. Return how many seconds to wait until the next round."""
-        broker, began = self.brokers.current(), time.monotonic()
+        broker, began, self._fills_later = self.brokers.current(), time.monotonic(), False
         try:
             wait = self._round(broker)
         except BrokerUnavailable as error:
@@ -234,7 +237,7 @@ class Consumer(threading.Thread):
         waits_for_room = found.leaves_some or self.isolation.is_waiting
         waits_for = (*(self.wanted.usual if waits_for_room else ()), *self.wanted.full)
         for lane in self.pool.lanes:
-            lane.on_room = self.brokers.wake if lane in waits_for else None
+            lane.await_room(self.wake_ups.wake if lane in waits_for else None)
         # The next take begins this many seconds before the next due time; 0 where no id can be taken early.
         can_take = self.wanted.messages > 0 and self.blocked.holds_ids
         lead = self.claim_ahead.lead(quick=self.wanted.are_quick) if can_take else 0.0
@@ -245,6 +248,7 @@ class Consumer(threading.Thread):
         if self._may_go_on() and (fills_up or self.queues.with_blocked):
             # A slot or a permit became free between the take and the line above.
             return min(wait, 0.001)
+        self._fills_later = found.leaves_some and self.wanted.can_fill_later
         others = [self.pauses.seconds_to_check, self.limits.seconds_to_opening]
         if found.any_blocked:
             others.append(self.blocked.seconds_to_look)

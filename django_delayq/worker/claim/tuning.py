@@ -22,6 +22,9 @@ class Tuning:
     # With ``--once`` this many rounds in a row may fail with an error of the database; the last one ends the process.
     last_tries: int = 5
 
+    # A process that has messages for its threads, and knows of more, claims the next ones when half of its own have
+    # run, or after this time: a claim of one costs as much as a claim of fifty, and another queue may wait for it.
+    longest_unheard: float = 0.025
     # A process that passes a wake-up on takes none for this time, so that another process gets it.
     left_to_others: float = 0.01
     # A process that found nothing for itself passes its wake-up on after ``first_pause``: another one may know the

@@ -13,7 +13,7 @@ from .tuning import Tuning
 
 
 class WakeUps:
-    """Waits for wake-ups, and passes them on. Used by the thread that makes the consumer's rounds.
+    """Waits for wake-ups, and passes them on. Used by the thread that makes the consumer's rounds, except ``wake``.
 
     ``queues`` returns those whose wake-ups are for this process (None: those of all queues), ``may_go_on`` whether the
     process could take ids now.
@@ -37,6 +37,12 @@ class WakeUps:
         # When a wake-up that was of no use here is to be passed on (monotonic); None: there is no such wake-up.
         self._pass_at: float | None = None
         self._pause = tuning.first_pause
+        self._is_called = threading.Event()
+
+    def wake(self) -> None:
+        """End the wait, or the next one. Any thread may call this."""
+        self._is_called.set()
+        self._brokers.wake()
 
     def note_round(self, *, claimed: bool, any_blocked: bool) -> None:
         """Take note of the result of a round: its blocked ids may be for other processes."""
@@ -70,6 +76,23 @@ class WakeUps:
                 self._wait_for_room(seconds)
         except BrokerUnavailable as error:
             self._brokers.report_failure(error)
+
+    def wait_for_room(self, seconds: float) -> None:
+        """Wait as ``wait`` does while ids are ready, and this process has work left: until it may take many at once.
+
+        It leaves wake-ups to others: each take sends one while ids are left, and this process would take a few of them.
+        """
+        broker = self._brokers.current()
+        try:
+            if broker.stop_listening():
+                broker.notify(self._queues())
+        except BrokerUnavailable as error:
+            self._brokers.report_failure(error)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._is_called.wait(min(left, self.tuning.longest_unheard)) or self._may_go_on():
+                break
+        self._is_called.clear()
 
     def _wait_for_room(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

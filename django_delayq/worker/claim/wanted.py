@@ -128,6 +128,11 @@ class Wanted:
         """True when a usual lane is half empty, or has a free slot."""
         return any(lane.is_worth_filling for lane in self.usual)
 
+    @property
+    def can_fill_later(self) -> bool:
+        """True when nothing runs out before the lane is half empty. Of two lanes, one may then be empty for long."""
+        return len(self.lanes) == 1 and self.lanes[0].outlasts_a_round and not self.isolation.is_waiting
+
     def topics(self) -> Collection[str]:
         """The topics to look for by query: those of the lanes that have room, or all if none has."""
         full = self.full

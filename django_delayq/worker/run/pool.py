@@ -42,7 +42,8 @@ class Lane:
     A delivery waits in ``_queue`` until a slot is free; the thread that takes it out of there ends it. ``held`` and
     ``_queue`` are safe from any thread. The main thread writes ``_is_releasing``. The threads that run handlers write
     ``_mean``, and the timeout watch raises it: it is an estimate, in which a write may get lost. They also clear
-    ``on_room``, which the consumer sets: at worst it wakes needlessly. Others only read.
+    ``on_room``, which the consumer sets: at worst it wakes needlessly. The consumer writes ``_filled``. Others only
+    read.
     """
 
     def __init__(self, slots: int, recorder: Recorder, worker: str, shared: SharedState, budget: Budget) -> None:
@@ -58,6 +59,9 @@ class Lane:
         self.services: Sequence[Service] = ()
         # The consumer sets it while it waits for room in the lane. It is called once, when the lane is worth filling.
         self.on_room: Callable[[], None] | None = None
+        # The size of the lane when the consumer last began to wait. The size itself follows each run, and its highest
+        # values would have the consumer come early for a few messages.
+        self._filled = 0
         self._queue = QueueLines()
         self._is_releasing = False
         # The mean run time of handlers (seconds). Until handlers turn out quicker, the mean is assumed to be so high
@@ -103,10 +107,20 @@ class Lane:
         return self.size >= 2 * self.slots
 
     @property
+    def outlasts_a_round(self) -> bool:
+        """True when a full lane has work for ``queued_time``. So many quick handlers might end before a round does."""
+        return self.size < self.slots + self.tuning.most_queued
+
+    @property
     def is_worth_filling(self) -> bool:
         """True when the lane is half empty, or a slot is free."""
-        held, size = len(self.held), self.size
-        return held < self.slots or 0 < 2 * held <= size
+        held = len(self.held)
+        return held < self.slots or 0 < 2 * held <= self._filled
+
+    def await_room(self, on_room: Callable[[], None] | None) -> None:
+        """Have ``on_room`` called once, when the lane is worth filling; None: not any more."""
+        self._filled = self.size
+        self.on_room = on_room
 
     # --- release ------------------------------------------------------------------------------------------------------
 
