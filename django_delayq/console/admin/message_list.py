@@ -132,9 +132,11 @@ class MessageList(ChangeList):
             return found.ids(most, offset, milliseconds=milliseconds)
         except TooSlow:
             self.too_slow = self.slow = True
+        self.knows_nearest = True
         try:
             return found.nearest(most, offset)
         except TooSlow:
+            self.knows_nearest = False
             return []
 
     def _count(self, found: Listing, offset: int, page: int) -> int:
