@@ -147,7 +147,7 @@ def test_a_worker_process_looks_less_often_for_garbage(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(WorkerProcess, "run", tell)
     supervise(max_runtime=0.0)
-    assert os.read(reading, 100) == b"(5000, 11, 12) True"
+    assert os.read(reading, 100) == b"(20000, 11, 12) True"
 
 
 @pytest.mark.parametrize("chosen", [0, 9000])
