@@ -16,7 +16,6 @@ from ..broker.base import Entry
 from ..broker.publisher import by_queue
 from ..core.chunks import chunks
 from ..core.states import State
-from ..models import Message
 from ..project import pulled, registry
 from ..record.sql import statements
 from ..record.sql.rows import Span
@@ -61,10 +60,7 @@ class Batch(NamedTuple):
 
 def still_scheduled(using: str, ids: Iterable[int]) -> set[int]:
     """Return the ids whose messages are still scheduled."""
-    # The state is compared in Python: with a condition the database might read all scheduled messages to find these
-    # few.
-    rows = Message.objects.using(using).filter(pk__in=list(ids)).values_list("pk", "state")
-    return {pk for pk, state in rows if state == State.SCHEDULED}
+    return {pk for pk, facts in statements(using).facts(list(ids)).items() if facts.state == State.SCHEDULED}
 
 
 def merged(using: str, queues: Sequence[str], span: Span, pages: Pages = PAGES) -> Iterator[Batch]:
