@@ -50,11 +50,11 @@ class QueueLines(SimpleQueue[Delivery | None]):
                     break
             line = self._lines[queue]
             delivery = line.popleft()
-            if line:
-                self._turns.rotate(-1)
-            else:
+            if not line:
                 del self._lines[queue]
                 self._turns.remove(queue)
+            elif len(self._turns) > 1:
+                self._turns.rotate(-1)
         return delivery
 
     def get_nowait(self) -> Delivery | None:

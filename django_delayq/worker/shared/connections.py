@@ -70,13 +70,14 @@ def _adopt() -> None:
 def before_task() -> None:
     """Make sure before a task that no connection of this thread is stale, and that none is closed for its age alone."""
     # A look at what is local to a thread takes several times as long as at any other attribute.
-    now, here = time.monotonic(), _here.mine
+    here = _here.mine
     if here.used is None:
         _adopt()
-        unused = 0.0
-    else:
-        unused = now - here.used
-    here.used = now
+        here.used = time.monotonic()
+    if not here.opened:
+        return
+    now = time.monotonic()
+    unused, here.used = now - here.used, now
     for connection, checked in list(here.opened.items()):
         if connection.connection is None:
             continue
@@ -140,8 +141,10 @@ def after_task() -> str:
     Return how it left one of them; "" if there were none.
     """
     here = _here.mine
-    here.used = time.monotonic()
     found = ""
+    if not here.opened:
+        return found
+    here.used = time.monotonic()
     for connection in list(here.opened):
         # A handler may have left some behind.
         connection.execute_wrappers[:] = vars(connection)["delayq_wrappers"]
