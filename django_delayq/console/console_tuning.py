@@ -18,6 +18,8 @@ class Timeouts:
     rows: int = 100
     # Counts and offers beside the rows, which a page can do without.
     beside: int = 200
+    # All numbers in the navigation. None begins to be read in the second half: the next page reads it.
+    navigation: int = 100
     # A panel, or a page that is read as a whole.
     page: int = 1000
     # All that a page reads before it is there: what is not read by then is left out. The question before a bulk action
@@ -41,8 +43,10 @@ class ConsoleTuning:
     panel_kept: float = 2.5
     # What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
     slow_panel_kept: float = 30.0
-    # Numbers in the navigation, which the pages of a process have read, are shown for this long. Seconds.
+    # Numbers in the navigation are of panels that were read up to this long before. Seconds. Of the others, each page
+    # reads so many.
     counts_kept: float = 60.0
+    counts_read: int = 8
     # A process keeps this many panels; each has a few variants.
     panels: int = 200
     # A Redis that evicts nothing counts as almost full when it uses more than this share of its memory.

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+
+# The rights in words.
+RIGHTS = {"publish": _("publish"), "consume": _("consume"), "manage": _("manage")}
 
 
 class Token(models.Model):
@@ -44,3 +48,17 @@ class Token(models.Model):
         most = {"reads": self.reads, "writes": self.writes}
         parts = [f"{number} {name}" for name, number in most.items() if number is not None]
         return f"{', '.join(parts)} in {self.interval} s" if parts else ""
+
+    @property
+    def rights_in_words(self) -> str:
+        """The rights in the language of the reader."""
+        return ", ".join(str(RIGHTS.get(right, right)) for right in self.rights.split(","))
+
+    @property
+    def limits_in_words(self) -> str:
+        """The limits in the language of the reader."""
+        texts = ((self.reads, gettext("%(count)s reads")), (self.writes, gettext("%(count)s writes")))
+        told = ", ".join(text % {"count": f"{most:,}"} for most, text in texts if most is not None)
+        if not told:
+            return gettext("none")
+        return gettext("%(calls)s in %(interval)d s") % {"calls": told, "interval": self.interval or 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,14 +11,13 @@ from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote
-from django.contrib.admin.views.main import PAGE_VAR
+from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.db.models import Case, OuterRef, QuerySet, Subquery, Value, When
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import NoReverseMatch, URLPattern, reverse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -36,6 +34,7 @@ from ..core.states import State
 from ..core.verbs import VERBS
 from ..models import Message
 from ..project import console_conf
+from ..project.console_pages import ConsolePages
 from ..project.message_options import OnConflict
 from ..record import reads
 from ..record.sql.moves import writing
@@ -47,10 +46,8 @@ from .services import why_nothing
 from .times import shown
 
 if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin[Schedule]
     _ModelForm = forms.ModelForm[Schedule]
 else:
-    _ModelAdmin = admin.ModelAdmin
     _ModelForm = forms.ModelForm
 
 CHANGE = "admin:delayq_recurring_schedule_change"
@@ -167,7 +164,7 @@ class ScheduleForm(_ModelForm):
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(_ModelAdmin):
+class ScheduleAdmin(ConsolePages):
     """Lists schedules, and adds, changes, pauses, resumes, runs and deletes them.
 
     The definition of a schedule that the code declares cannot be changed here.
@@ -179,51 +176,22 @@ class ScheduleAdmin(_ModelAdmin):
     search_fields = ("name", "topic")
     actions = ("pause", "resume", "skip", "run")
     readonly_fields = ("state", "next_times", "last_runs", "last_message", "declared_in_code", "created_at")
-    view_on_site = False
+    console_list = "delayq_recurring/schedules.html"
 
     # --- as pages of the console, where the site has it ---------------------------------------------------------------
 
-    def get_urls(self) -> list[URLPattern]:
-        for name in ("changelist_view", "add_view", "change_view", "delete_view", "history_view"):
-            setattr(self, name, partial(self._visit, name))
-        return super().get_urls()
-
-    def _visit(self, name: str, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        view, host = getattr(type(self), name).__get__(self), self._host
-        response: HttpResponseBase = (
-            host(self, view, request, *args, **kwargs) if host else view(request, *args, **kwargs)
-        )
-        return response
-
-    @property
-    def _host(self) -> Callable[..., HttpResponseBase] | None:
-        """The object that answers a view as a page of the console; None where the site has no console."""
-        site = self.admin_site
-        return getattr(site.get_model_admin(Message), "host", None) if site.is_registered(Message) else None
-
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        return ("rank", "last_at", "name") if self._host else ()
+        return ("rank", "last_at", "name") if self.host else ()
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the list: that of Django's admin, or in the console one with the last runs, late schedules first."""
-        response = super().changelist_view(request, extra_context)
-        shown = (response.context_data or {}) if isinstance(response, TemplateResponse) else {}
-        if extra_context and "cl" in shown:
-            response.template_name = "delayq_recurring/schedules.html"  # type: ignore[attr-defined]
-            # The page has no parts that the scripts of Django's own list expect.
-            shown["media"] = ""
-            shown["has_frame"] = True
-            shown["title"] = str(self.opts.verbose_name_plural).capitalize()
-            cl, choices = shown["cl"], dict(self.get_action_choices(request, []))
-            shown["rows"] = [*self._rows(list(cl.result_list), extra_context["spark"])]
-            names = dict.fromkeys([*_STEPS, *choices])
-            shown["steps"] = [(name, _STEPS.get(name, choices[name])) for name in names if name in choices]
-            shown["filters"] = [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs]
-            shown["pages"] = [
-                (number, cl.get_query_string({PAGE_VAR: number}), number == cl.page_num)
-                for number in cl.paginator.page_range
-            ]
-        return response
+    def shown_in_console(self, request: HttpRequest, cl: ChangeList, frame: dict[str, Any]) -> dict[str, Any]:
+        """Return the list with the last runs, late schedules first."""
+        choices = dict(self.get_action_choices(request, []))
+        names = dict.fromkeys([*_STEPS, *choices])
+        return {
+            "rows": [*self._rows(list(cl.result_list), frame["spark"])],
+            "steps": [(name, _STEPS.get(name, choices[name])) for name in names if name in choices],
+            "filters": [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs],
+        }
 
     def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> Iterator[SimpleNamespace]:
         """Yield what the list shows of each schedule."""
@@ -247,14 +215,11 @@ class ScheduleAdmin(_ModelAdmin):
 
     # --- who may do what ----------------------------------------------------------------------------------------------
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and not console_conf.get().READ_ONLY
-
     def has_change_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
-        return super().has_change_permission(request, obj) and self._is_open(obj)
+        return super().has_change_permission(request, obj) and not (obj and obj.declared)
 
     def has_delete_permission(self, request: HttpRequest, obj: Schedule | None = None) -> bool:
-        return super().has_delete_permission(request, obj) and self._is_open(obj)
+        return super().has_delete_permission(request, obj) and not (obj and obj.declared)
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return self._may(request, "pause")
@@ -265,10 +230,6 @@ class ScheduleAdmin(_ModelAdmin):
     def _may(self, request: HttpRequest, action: str) -> bool:
         allowed = request.user.has_perm(f"delayq_recurring.{action}_schedule") and self.has_view_permission(request)
         return allowed and not console_conf.get().READ_ONLY
-
-    @staticmethod
-    def _is_open(schedule: Schedule | None) -> bool:
-        return not console_conf.get().READ_ONLY and not (schedule is not None and schedule.declared)
 
     def lookup_allowed(self, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
         """Tell whether a lookup may be in the address of the list: one into the payload would reveal its values."""
@@ -298,7 +259,7 @@ class ScheduleAdmin(_ModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Schedule | None = None) -> Any:
         fields = self.get_fields(request, obj)
-        if obj is None or self._host is None:
+        if obj is None or self.host is None:
             return [(None, {"fields": fields})]
         first = ("state", "next_times", "last_runs")
         rest = [field for field in fields if field not in first]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django.urls import reverse
 
 from django_delayq.http import tokens
 from django_delayq.http.models import Token
+from tests.console.admin import samples
 from tests.http.conftest import Wire
 
 pytestmark = pytest.mark.django_db
@@ -118,8 +120,9 @@ def test_each_action_needs_its_permission_when_it_is_posted(allowed: str) -> Non
     token, _text = tokens.make("ns1")
     client = client_with("view_token", f"{allowed}_token")
     shown = text(client.get(reverse(LIST)))
-    offered = {"add": "addlink" in shown, "delete": "delete_selected" in shown}
-    offered["change"] = 'name="reads"' in text(client.get(page(token)))
+    of_token = text(client.get(page(token)))
+    offered = {"add": reverse(ADD) in shown, "delete": page(token, "delete") in of_token}
+    offered["change"] = 'name="reads"' in of_token
     posted = {
         "add": client.post(reverse(ADD), FORM).status_code,
         "change": client.post(page(token), {"reads": "5"}).status_code,
@@ -127,6 +130,64 @@ def test_each_action_needs_its_permission_when_it_is_posted(allowed: str) -> Non
     }
     assert {word for word, status in posted.items() if status != 403} == {allowed} - {"view"}
     assert {word for word, is_offered in offered.items() if is_offered} == {allowed} - {"view"}
+
+
+@pytest.mark.console
+def test_the_list_is_a_page_of_the_console_with_a_button_for_what_is_allowed(chief: Client) -> None:
+    token, _text = tokens.make("ns1", ["publish", "consume"], description="the Go service")
+    tokens.limit(token, 100, None, 10)
+    shown = text(chief.get(reverse(LIST)))
+    assert 'class="dq-nav"' in shown
+    told = samples.without_tags(shown)
+    for words in (f"{token.beginning}… the Go service", "ns1 publish, consume 100 reads in 10 s never"):
+        assert words in told
+    urls = {reverse(ADD), page(token), page(token, "delete")}
+    assert {url for url in urls if f'"{url}"' in shown} == urls
+    viewer = text(client_with("view_token", name="eva").get(reverse(LIST)))
+    assert {url for url in urls if f'"{url}"' in viewer} == {page(token)}
+
+
+@pytest.mark.console
+def test_the_list_begins_with_what_expires_and_marks_it(chief: Client) -> None:
+    for days in (None, 30, 3, -1):
+        tokens.make(f"ns{days}", lasts=None if days is None else timedelta(days=days, minutes=1))
+    told = samples.without_tags(text(chief.get(reverse(LIST))))
+    assert re.findall(r"ns(?:-?\d+|None)", told) == ["ns-1", "ns3", "ns30", "nsNone"]
+    assert len(re.findall("expired", told)) == 1
+    assert re.findall(r"in \d+\s\w+", told) == ["in 3 days"]
+    assert "No tokens match." in text(chief.get(reverse(LIST), {"q": "nobody"}))
+
+
+@pytest.mark.console
+def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
+    chief.post(reverse(ADD), FORM)
+    assert "user:anna" not in text(chief.get(reverse(LIST)))
+    User.objects.create_superuser("boss")
+    boss = Client()
+    boss.force_login(User.objects.get(username="boss"))
+    assert "user:anna" in text(boss.get(reverse(LIST)))
+
+
+def test_a_list_without_tokens_says_what_to_do(chief: Client) -> None:
+    shown = text(chief.get(reverse(LIST)))
+    assert reverse(ADD) in shown
+
+
+@pytest.mark.console
+def test_every_page_of_a_token_is_one_of_the_console(chief: Client) -> None:
+    token, _text = tokens.make("ns1")
+    for shown in (chief.get(reverse(ADD)), chief.get(page(token)), chief.get(page(token, "delete"))):
+        assert 'class="dq-nav"' in text(shown)
+    made = text(chief.post(reverse(ADD), FORM))
+    assert 'class="dq-nav"' in made
+    assert "data-dq-copy" in made
+
+
+def test_a_token_that_has_expired_already_is_not_made(chief: Client) -> None:
+    assert "errorlist" in text(chief.post(reverse(ADD), {**FORM, "expires_at": "2026-01-01T10:00"}))
+    assert not Token.objects.exists()
+    chief.post(reverse(ADD), {**FORM, "expires_at": "2150-01-01T10:00"})
+    assert Token.objects.get().expires_at is not None
 
 
 def test_without_a_permission_there_is_no_page() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 
@@ -28,6 +29,16 @@ def count_statements(run: Callable[[], object]) -> int:
             connection.connection.pgconn.untrace()
         trace.seek(0)
         return sum(b"\tF\t" in line and line.split(b"\t")[3] in {b"Query", b"Execute"} for line in trace)
+
+
+def asked(captured: CaptureQueriesContext) -> list[str]:
+    """Return the statements of a page, without those that limit the time of others."""
+    found = [each["sql"] for each in captured]
+    return [
+        sql
+        for sql in found
+        if not re.match("SAVEPOINT|RELEASE|ROLLBACK TO|SELECT set_config|SELECT current_setting", sql)
+    ]
 
 
 def assert_asks_the_same_of_many_queues(act: Callable[[], object]) -> None:

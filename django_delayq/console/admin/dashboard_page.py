@@ -18,10 +18,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ...core.findings import Finding, Level
 from ...inspector.numbers import Capped, total
 from ...inspector.stats import QueueSnapshot
-from ...models import Message, Queue, Worker
+from ...models import Message, Queue
 from ...models.workers import WorkerState
 from ..console_tuning import tuning
-from ..models import Dashboard, DeadLetters, Limits, Rollup
+from ..models import Rollup
 from ..statistics.throughput import RollupSum, Throughput
 from ..statistics.upcoming import Bar
 from . import charts, limits_page, needs, page, page_data, panels, past_charts, worker_pages
@@ -52,7 +52,6 @@ class DashboardAdmin(Page):
         asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
         problems = panels.problems(*asked)
         rows = needs.rows(self, request, data)
-        _show_counts(self.using, data, rows, past.value)
         queues = _queues(self, request, data, page_data.last_hour(data, "queue").value or {})
         return {
             "title": _verdict(rows, past.value, known=not problems),
@@ -68,7 +67,7 @@ class DashboardAdmin(Page):
             "river_problem": coming.problem or past.problem,
             "queues": queues[:_QUEUES],
             "more_queues": max(0, len(queues) - _QUEUES),
-            "limits": _limits(data, links),
+            "limits": _limits(self, data),
             "workers": _workers(data),
             "servers": [
                 _worst(_("Redis"), [*needs.of_redis(data), *needs.of_redis_values(data)]),
@@ -84,22 +83,6 @@ def _verdict(rows: list[Need], past: dict[str, Throughput] | None, *, known: boo
     if not known or past is None:
         return _("Not everything could be read")
     return _("All is well: %(consumed)s delivered in 24 h") % {"consumed": f"{past['day'].sum['consumed']:,}"}
-
-
-def _show_counts(using: str, data: PageData, rows: list[Need], past: dict[str, Throughput] | None) -> None:
-    """Have the navigation show the numbers that this page has read."""
-    worst = max((row.level for row in rows), default=Level.OK)
-    page.count(using, Dashboard, len(rows), worst.name.lower())
-    if past is not None:
-        dead = past["day"].sum["dead"]
-        page.count(using, DeadLetters, dead and f"{dead:,}", "critical")
-    if data.paused.value is not None:
-        page.count(using, Queue, len(data.paused.value), "warn", gettext_lazy("paused"))
-    if data.lines.value is not None:
-        full = data.lines.value.number
-        page.count(using, Limits, full.count and full, "", gettext_lazy("full"))
-    if data.workers.value is not None:
-        page.count(using, Worker, len(data.workers.value.of(WorkerState.ALIVE)))
 
 
 # --- the last 24 hours ------------------------------------------------------------------------------------------------
@@ -273,10 +256,10 @@ def _queue(name: str, queue: QueueSnapshot, hour: Throughput | None, *, unserved
     )
 
 
-def _limits(data: PageData, links: Links) -> list[SimpleNamespace]:
+def _limits(shown: Page, data: PageData) -> list[SimpleNamespace]:
     """Return the limits for which most messages wait."""
     lines = data.lines.value.longest[:_LIMITS] if data.lines.value else ()
-    return limits_page.rows(lines, data.at, links)
+    return limits_page.rows(shown, lines, data.at)
 
 
 def _workers(data: PageData) -> SimpleNamespace:

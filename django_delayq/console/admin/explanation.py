@@ -172,12 +172,17 @@ def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is
 
 def pause_facts(queue: Queue, now: datetime) -> str:
     """Return in a few words by whom, since when, until when and why a queue is paused."""
-    said = [_("by %(actor)s") % {"actor": queue.paused_by.removeprefix("user:")}] if queue.paused_by else []
     assert queue.paused_at is not None
-    said.append(_("%(span)s ago") % {"span": span(now - queue.paused_at)})
-    if queue.resumes_at is not None:
-        said.append(_("until %(until)s") % {"until": moment(queue.resumes_at, "seconds")})
-    return " · ".join([*said, f"“{queue.reason}”"] if queue.reason else said)
+    return change_facts(queue.paused_by, queue.paused_at, queue.resumes_at, queue.reason, now)
+
+
+def change_facts(actor: str, since: datetime, until: datetime | None, reason: str, now: datetime) -> str:
+    """Return in a few words by whom, since when, until when and why something holds."""
+    said = [_("by %(actor)s") % {"actor": actor.removeprefix("user:")}] if actor else []
+    said.append(_("%(span)s ago") % {"span": span(now - since)})
+    if until is not None:
+        said.append(_("until %(until)s") % {"until": moment(until, "seconds")})
+    return " · ".join([*said, f"“{reason}”"] if reason else said)
 
 
 def describe_change(since: datetime, actor: str, until: datetime | None, now: datetime) -> list[str]:

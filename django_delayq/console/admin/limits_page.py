@@ -21,15 +21,17 @@ from ...core.exceptions import InvalidMessage
 from ...core.limits import parts
 from ...core.states import State
 from ...inspector.stats import LimitState
-from ...models import Message
+from ...models import Message, Queue
 from ...record.sql.moves import writing
-from ..models import Limits
+from ..models import Limits, Topics
 from ..search import texts as searches
 from . import charts, page, page_data, panels
-from .explanation import describe_change, limit_text, span
+from .explanation import change_facts, limit_text, span
 from .forms import PauseForm, ReasonField
 from .page import Page
-from .readonly import Links
+from .readonly import ReadOnly
+
+_KINDS = {"topic": gettext_lazy("topic"), "queue": gettext_lazy("queue")}
 
 
 class OverrideForm(PauseForm):
@@ -86,19 +88,17 @@ class LimitsAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
-        may_override = self.may(request, "override")
-        override_url = self.url(Limits, "override") if may_override else ""
+        change = change_urls(self, request)
         # The overrides are read anew for each page, because a user who has just overridden a limit wants to see it.
         panels.load("overrides", data.using, limiting.in_force, data.using, kept=0.0)
         found = page_data.limits(data.using)
         known = found.value.longest if found.value else ()
         return {
             "lines": found,
-            "limits": rows(known, data.at, self.list_url, override_url),
+            "limits": rows(self, known, data.at, change["override_url"]),
             "partial": len(known) == self.list_per_page,
             "most": self.list_per_page,
-            "override_url": override_url,
-            "reset_url": self.url(Limits, "reset") if may_override else "",
+            **change,
         }
 
     def override_view(self, request: HttpRequest) -> HttpResponse:
@@ -137,24 +137,43 @@ class LimitsAdmin(Page):
         return self.leave(request, self.url(Limits), text % {"limit": name}, messages.SUCCESS)
 
 
-def rows(states: Iterable[LimitState], now: datetime, links: Links, override_url: str = "") -> list[SimpleNamespace]:
+def change_urls(shown: Page, request: HttpRequest) -> dict[str, str]:
+    """Return the addresses at which limits are overridden and reset; none for users who may not."""
+    may_override = shown.may(request, "override")
+    return {f"{verb}_url": shown.url(Limits, verb) if may_override else "" for verb in ("override", "reset")}
+
+
+def of_limit(override_url: str, name: str) -> str:
+    """Return the address at which a limit is overridden."""
+    return override_url and f"{override_url}?{urlencode({'name': name})}"
+
+
+def rows(shown: ReadOnly, states: Iterable[LimitState], now: datetime, override_url: str = "") -> list[SimpleNamespace]:
     """Return limits as pages show them, with the addresses of the lists of messages that run and that wait."""
-    return [
-        SimpleNamespace(
-            name=limit.name,
-            overridden=(row := limit.override) and describe_change(row.since, row.set_by, row.until, now),
-            reason=row.reason if row else "",
-            override_url=override_url and f"{override_url}?{urlencode({'name': limit.name})}",
-            use=limit_text(limit, now),
-            gauge=charts.gauge(_used(limit)),
-            running=f"{limit.running:,}",
-            running_url=links(Message, running_text(limit.name)) if limit.running else "",
-            waiting=str(limit.waiting),
-            waiting_url=links(Message, searches.term_text("limit", limit.name)) if limit.waiting.count else "",
-            oldest="–" if limit.oldest is None else span(now - limit.oldest),
-        )
-        for limit in states
-    ]
+    return [_row(shown, limit, now, override_url) for limit in states]
+
+
+def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -> SimpleNamespace:
+    kind, what, key = parts(limit.name)
+    running, waiting = running_text(limit.name), searches.term_text("limit", limit.name)
+    row = limit.override
+    return SimpleNamespace(
+        name=limit.name,
+        kind=_KINDS[kind],
+        what=what,
+        key=key,
+        url=shown.url(Topics if kind == "topic" else Queue, "detail", what),
+        overridden=row and change_facts(row.set_by, row.since, row.until, row.reason, now),
+        paused=bool(row and row.is_pause),
+        override_url=of_limit(override_url, limit.name),
+        use=limit_text(limit, now),
+        gauge=charts.gauge(_used(limit)),
+        running=f"{limit.running:,}",
+        running_url=shown.list_url(Message, running) if limit.running else "",
+        waiting=str(limit.waiting),
+        waiting_url=shown.list_url(Message, waiting) if limit.waiting.count else "",
+        oldest="–" if limit.oldest is None else span(now - limit.oldest),
+    )
 
 
 def _used(line: LimitState) -> float:

@@ -229,6 +229,7 @@ class MessageAdmin(ExportView, MessagePage):
             **page.navigation(self, request),
             "title": _("Messages"),
             "help": search_box.HELP,
+            "examples": search_box.EXAMPLES,
             "may_export": self.may(request, "export"),
         }
         return super().changelist_view(request, {**shared, **(extra_context or {})})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -25,10 +24,9 @@ from ...project import console_conf
 from ...record.sql import statements
 from ...record.sql.moves import writing
 from .. import audit
-from ..console_tuning import tuning
 from ..models import AuditEvent, Dashboard, DeadLetters, Limits, Operation
 from ..operations import lifecycle
-from . import panels
+from . import nav_counts, panels
 from .readonly import ReadOnly
 from .site import PAGES
 
@@ -46,17 +44,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
     settings, using = console_conf.get(), model_admin.using
     return {
         "is_nav_sidebar_enabled": model_admin.admin_site.enable_nav_sidebar and _is_replaced("admin/nav_sidebar.html"),
-        "links": [
-            {
-                "label": label_of(model),
-                "url": model_admin.url(model),
-                "here": model is (here or model_admin.model),
-                # This is called when the page is rendered, which may have read the numbers by then.
-                "count": partial(_count, using, model),
-            }
-            for model in _linked()
-            if may_view(model_admin, model, request)
-        ],
+        "links": _links(model_admin, request, here or model_admin.model),
         "search_url": model_admin.url(Message),
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
@@ -64,6 +52,15 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
         # A browser cannot fetch the answer to a POST again, so such a page does not refresh itself.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
+
+
+def _links(model_admin: ReadOnly, request: HttpRequest, here: type[Model]) -> Iterator[SimpleNamespace]:
+    """Yield the links when the page is written, which has read most of the numbers beside them meanwhile."""
+    counts = nav_counts.read(model_admin, request)
+    for model in _linked():
+        if may_view(model_admin, model, request):
+            url = model_admin.url(model)
+            yield SimpleNamespace(label=label_of(model), url=url, here=model is here, count=counts.get(model))
 
 
 def _linked() -> Iterator[type[Model]]:
@@ -78,15 +75,6 @@ def label_of(model: type[Model]) -> str:
     """Return the name of a page in the navigation, if it differs from the name of its model."""
     own: dict[type[Model], str] = {Dashboard: _("Now"), DeadLetters: _("Failures"), AuditEvent: _("Audit")}
     return own.get(model) or str(model._meta.verbose_name_plural).capitalize()
-
-
-def count(using: str, model: type[Model], number: object, level: str = "", unit: object = "") -> None:
-    """Show a number beside a page in the navigation of this process for a minute, unless it is zero."""
-    panels.keep(f"count {model.__name__}", using, (number, level, unit), tuning.counts_kept)
-
-
-def _count(using: str, model: type[Model]) -> Any:
-    return panels.kept(f"count {model.__name__}", using) or ("", "", "")
 
 
 def _takes_writes(using: str) -> bool:

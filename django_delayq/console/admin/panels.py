@@ -5,9 +5,12 @@ A panel that cannot be read shows why and does not affect the others.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
@@ -52,6 +55,23 @@ _kept: dict[tuple[str, str], tuple[Panel[Any], float]] = {}
 _locks: dict[tuple[str, str], threading.Lock] = {}
 
 
+@dataclass(slots=True)
+class Leeway:
+    """For how much longer panels do (seconds), until when others begin to be read (monotonic), and how many."""
+
+    longer: float = 0.0
+    end: float = math.inf
+    left: float = math.inf
+
+    def may_begin(self) -> bool:
+        """Count a panel that begins to be read, if it may."""
+        self.left -= 1
+        return self.left >= 0 and time.monotonic() <= self.end
+
+
+_leeway: ContextVar[Leeway | None] = ContextVar("django_delayq_leeway", default=None)
+
+
 def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kept: float | None = None) -> Panel[T]:
     """Return what ``read(*given)`` returns, or returned in this process within the last ``kept`` seconds.
 
@@ -61,7 +81,10 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
     key, kept = (name, using), tuning.panel_kept if kept is None else kept
     with _locks.setdefault(key, threading.Lock()):
         panel, until = _kept.get(key, (None, 0.0))
-        if panel is None or until < time.monotonic():
+        leeway = _leeway.get() or Leeway()
+        if panel is None or until + leeway.longer < time.monotonic():
+            if not leeway.may_begin():
+                return Panel(error=OutOfTime())
             if len(_kept) >= tuning.panels:
                 _kept.clear()
             panel = _read(using, read, given)
@@ -78,15 +101,15 @@ def problems(*panels: Panel[Any]) -> list[str]:
     return sorted({panel.problem for panel in panels if panel.problem})
 
 
-def keep(name: str, using: str, value: object, seconds: float) -> None:
-    """Keep a value for this number of seconds."""
-    _kept[name, using] = Panel(value), time.monotonic() + seconds
-
-
-def kept(name: str, using: str) -> Any:
-    """Return a value that is kept, or None."""
-    panel, until = _kept.get((name, using), (None, 0.0))
-    return panel.value if panel is not None and until > time.monotonic() else None
+@contextmanager
+def reading_few() -> Iterator[None]:
+    """Let panels that were read before do for longer, and read few of the others: the next page reads more."""
+    end = time.monotonic() + timeouts.navigation / 2000
+    token = _leeway.set(Leeway(tuning.counts_kept, end, tuning.counts_read))
+    try:
+        yield
+    finally:
+        _leeway.reset(token)
 
 
 def forget() -> None:

@@ -26,6 +26,8 @@ TAB_VAR = "state"
 # Set to 1 for a search that may take longer.
 LONGER_VAR = "longer"
 
+# Stands in the empty search box.
+EXAMPLES = "order-17, topic:mail.*, error:Timeout, due:<1h"
 HELP = (
     ("12345", _("an id, or a number in keys and payloads; #12345 is an id only")),
     ("order-17", _("a key, or else a topic")),

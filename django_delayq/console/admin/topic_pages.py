@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeVar, TypeVarTuple
+from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -12,15 +13,15 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...api import pausing
+from ...api import limiting, pausing
 from ...core.durations import brief
-from ...core.limits import parts
+from ...core.limits import parts, topic_name
 from ...core.outcomes import storable
 from ...inspector import stats
 from ...inspector.stats import Lines
 from ...models import Message, Queue
 from ..console_tuning import tuning
-from ..models import Topics
+from ..models import DeadLetters, Topics
 from ..search import texts
 from ..statistics.throughput import Compared, RollupSum, add_up, compare, read_traffic
 from . import limits_page, page, page_data, panels, past_charts
@@ -43,7 +44,6 @@ _ORDERS = {
     "failing": gettext_lazy("What fails most"),
 }
 
-
 # What a list says when it is empty.
 _NONE = {
     "busiest": gettext_lazy("No message was delivered in this time."),
@@ -65,15 +65,26 @@ class TopicsAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         order, window = page.chosen(request, "order", _ORDERS), page.chosen(request, "window", _WINDOWS)
         found = _load(compare, self.using, window, "topic")
-        rows = _rows(self, found.value or {}, "topic", window, order)
+        ranked = _ranked(found.value or {}, order)
+        rows = _rows(self, ranked, "topic", window)
+        self._add_limits(request, rows)
         return {
             "problem": found.problem,
-            "rows": rows[: self.list_per_page],
-            "more": max(0, len(rows) - self.list_per_page),
+            "rows": rows,
+            "requeue_url": _requeue_url(self, request),
+            "more": max(0, len(ranked) - self.list_per_page),
             "none": _NONE[order],
             "orders": page.choices(request, "order", order, _ORDERS),
             "windows": page.choices(request, "window", window, _WINDOWS),
         }
+
+    def _add_limits(self, request: HttpRequest, rows: list[SimpleNamespace]) -> None:
+        """Add what somebody changed of the limit of each topic, and where it is changed."""
+        change_url = limits_page.change_urls(self, request)["override_url"]
+        changed = panels.load("overrides", self.using, limiting.in_force, self.using, kept=0.0).value or {}
+        for row in rows:
+            name = topic_name(row.name, None)
+            row.override, row.limit_url = changed.get(name), limits_page.of_limit(change_url, name)
 
     def detail_view(self, request: HttpRequest, topic: str) -> HttpResponse:
         """Show what became of the messages of a topic, and how long its handler ran."""
@@ -95,7 +106,7 @@ def detail(
     now = timezone.now()
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
-    search = texts.term_text(kind, name)
+    search, change = texts.term_text(kind, name), limits_page.change_urls(shown, request)
     context = {
         **page.context(shown, request, title % {"name": name}),
         "problems": panels.problems(found, read),
@@ -104,13 +115,16 @@ def detail(
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
         "heading": _("Queues") if kind == "topic" else _("Topics"),
-        "rows": _rows(shown, by_other, "queue" if kind == "topic" else "topic", window, "busiest")[
-            : shown.list_per_page
-        ],
-        "limits": limits_page.rows(of_it, now, shown.list_url),
+        "rows": _rows(shown, _ranked(by_other), "queue" if kind == "topic" else "topic", window),
+        "requeue_url": _requeue_url(shown, request),
+        "limits": limits_page.rows(shown, of_it, now, change["override_url"]),
+        **change,
+        "limit_url": limits_page.of_limit(change["override_url"], f"{kind} {name}"),
+        "dead": f"state:dead {search}" if whole.now["dead"] else "",
         "beside": [
             (_("Messages"), shown.list_url(Message, search, state="all")),
             (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
+            (_("Failures"), _failures_url(shown, kind, name)),
         ],
     }
     return TemplateResponse(request, "delayq_console/topic.html", context)
@@ -125,20 +139,36 @@ def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel
     return panels.load(name, using, read, using, *given, kept=tuning.rollups_kept)
 
 
-def _rows(shown: Page, found: Mapping[str, Compared], kind: str, window: str, order: str) -> list[SimpleNamespace]:
-    """Return what a table shows of topics or queues, in an order; those to which it does not apply are left out."""
+def _ranked(found: Mapping[str, Compared], order: str = "busiest") -> list[tuple[str, Compared]]:
+    """Return topics or queues in an order; those to which it does not apply are left out."""
     ranked = sorted(((_rank(each, order), name) for name, each in found.items()), reverse=True)
+    return [(name, found[name]) for rank, name in ranked if rank]
+
+
+def _rows(shown: Page, found: list[tuple[str, Compared]], kind: str, window: str) -> list[SimpleNamespace]:
+    """Return what a table shows of topics or queues."""
     model = Topics if kind == "topic" else Queue
     return [
         SimpleNamespace(
             name=name,
             url=f"{shown.url(model, 'detail', name)}?window={window}",
-            measures=[measure for measure in _measures(found[name]) if measure[-1]],
-            slower=f"{found[name].slowdown:.1f}" if found[name].slowdown >= tuning.slower else "",
+            measures=[measure for measure in _measures(each) if measure[-1]],
+            slower=f"{each.slowdown:.1f}" if each.slowdown >= tuning.slower else "",
+            failures=_failures_url(shown, kind, name) if each.now["dead"] else "",
+            dead=f"state:dead {texts.term_text(kind, name)}" if each.now["dead"] else "",
+            failing=each.now.failed_share > tuning.failed_share,
         )
-        for rank, name in ranked
-        if rank
+        for name, each in found[: shown.list_per_page]
     ]
+
+
+def _failures_url(shown: Page, kind: str, name: str) -> str:
+    url = shown.url(DeadLetters)
+    return url and f"{url}?{urlencode({kind: name})}"
+
+
+def _requeue_url(shown: Page, request: HttpRequest) -> str:
+    return shown.url(Message, "action", "requeue") if shown.may(request, "requeue", "bulk") else ""
 
 
 def _rank(each: Compared, order: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from django.contrib import admin
@@ -14,7 +15,8 @@ from django.utils.translation import gettext as _
 
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts
-from ..statements import TooSlow, answering_within, statement_timeout
+from ..models import AuditEvent
+from ..statements import TooSlow, answering_within, in_time, statement_timeout
 from . import charts, page
 from .readonly import ReadOnly, View
 from .search_box import LONGER_VAR
@@ -35,7 +37,8 @@ def host(
     """Return the answer of another app's view as a page of the console, with its context as ``extra_context``."""
 
     def within(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        frame = {**page.navigation(shown, request, guest.model), "spark": charts.spark}
+        lent = {"spark": charts.spark, "audited": partial(_audited, shown, request)}
+        frame = {**page.navigation(shown, request, guest.model), **lent}
         has_sidebar = frame.pop("is_nav_sidebar_enabled")
         response = view(request, *args, **{"extra_context": frame, **kwargs})
         if isinstance(response, TemplateResponse):
@@ -48,6 +51,14 @@ def host(
 
     limited = shown.using if request.method != "POST" else None
     return _answer(shown, within, limited, request, *args, **kwargs)
+
+
+def _audited(shown: ReadOnly, request: HttpRequest, action: str, targets: list[str]) -> dict[str, str]:
+    """Return who did this to each of these targets, as far as the user may see it, and it is found in time."""
+    if not page.may_view(shown, AuditEvent, request):
+        return {}
+    rows = AuditEvent.objects.using(shown.using).filter(action=action, target__in=targets)
+    return in_time(shown.using, timeouts.beside, dict, rows.values_list("target", "actor")) or {}
 
 
 def _answer(

@@ -559,21 +559,6 @@ def test_a_redis_that_may_drop_messages_needs_somebody(viewer: Client, monkeypat
     ]
 
 
-def test_the_navigation_counts_what_the_page_has_read(viewer: Client) -> None:
-    assert "<em class" not in viewer.get("/admin/delayq/message/").content.decode()
-    late(2)
-    pause_queue("mail")
-    worker()
-    rolled(ago(minutes=5), consumed=3, dead=1234)
-    viewer.get(URL)
-    nav = (
-        viewer.get("/admin/delayq/message/").content.decode().partition('<nav class="dq-nav"')[2].partition("</nav>")[0]
-    )
-    assert re.search(
-        r"Now \d Messages Failures 1,234 Queues 1 paused Topics Limits Workers 1 Health", samples.without_tags(nav)
-    )
-
-
 # --- what does not answer ---------------------------------------------------------------------------------------------
 
 

@@ -13,9 +13,9 @@ from django.urls import reverse
 
 from django_delayq import reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
-from django_delayq.console.models import AuditEvent
+from django_delayq.console.models import AuditEvent, Rollup
 from django_delayq.models import LimitOverride, Message
-from django_delayq.record import admission, overrides
+from django_delayq.record import admission, overrides, reads
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
 from tests.support.no_handlers import forget_handlers
@@ -291,7 +291,8 @@ def test_a_limit_is_overridden_and_reset_with_one_click(limiter: Client) -> None
     assert (row.name, row.limit, row.set_by, row.reason) == (LINE, 0, "user:lena", "the provider is down")
     shown = text(answer)
     assert "paused" in shown
-    assert "by user:lena until" in shown
+    assert "by lena · " in shown
+    assert "“the provider is down”" in shown
     answer = limiter.post(samples.admin_url("limits_reset"), {"name": LINE}, follow=True)
     assert f"The limit {LINE} is as the code declares it." in text(answer)
     answer = limiter.post(samples.admin_url("limits_reset"), {"name": LINE}, follow=True)
@@ -301,6 +302,18 @@ def test_a_limit_is_overridden_and_reset_with_one_click(limiter: Client) -> None
         ("override", LINE, "the provider is down", "user:lena"),
         ("reset", LINE, "", "user:lena"),
     ]
+
+
+def test_the_list_of_topics_tells_of_an_override_and_leads_to_it(limiter: Client) -> None:
+    at = reads.now(DB).replace(second=0, microsecond=0)
+    Rollup.objects.create(at=at, seconds=60, queue="default", topic=TOPIC, consumed=5, dead=1)
+    topics = samples.admin_url("topics_changelist")
+    assert override_url(name=LINE) not in limiter.get(topics).content.decode()
+    limiter.post(override_url(), {"topic": TOPIC, "rate": "5/m", "reason": "so"})
+    assert "limit overridden" in text(limiter.get(topics))
+    limiter.post(override_url(), {"topic": TOPIC, "limit": "0", "reason": "so"})
+    assert "paused" in text(limiter.get(topics))
+    assert override_url(name=LINE) in limiter.get(topics).content.decode()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq.console.models import Rollup
 from django_delayq.record import reads
+from tests.support.statements import asked
 
 from . import samples
 
@@ -76,6 +77,35 @@ def test_what_fails_most_is_the_topic_with_the_most_failed_runs(viewer: Client) 
     page = viewer.get(URL, {"order": "failing"})
     assert names(page) == ["t.b", "t.a"]
     assert "50 (50.0%)" in page.content.decode()
+
+
+def test_a_topic_has_a_button_for_what_it_needs(boss: Client, viewer: Client) -> None:
+    rolled(ago(minutes=5), "t.fine", consumed=9)
+    rolled(ago(minutes=5), "t.failing", consumed=9, dead=3)
+    page = boss.get(URL)
+    acts = {row: re.findall(r">([^<>]+…)<", html) for row, html in table(page.content.decode()).items()}
+    assert acts == {"t.fine": [], "t.failing": ["Requeue its dead…"]}
+    assert 'name="search" value="state:dead topic:t.failing"' in page.content.decode()
+    seen = viewer.get(URL).content.decode()
+    assert "…</" not in "".join(table(seen).values())
+    assert "/admin/delayq_console/deadletters/?topic=t.failing" in table(seen)["t.failing"]
+
+
+def table(html: str) -> dict[str, str]:
+    """Return the rows of the table by their names."""
+    rows = re.findall(r"<tr[^>]*>\s*(<th scope=\"row\">.*?)</tr>", html, re.DOTALL)
+    return {re.findall(r">([^<]+)</a>", row)[0]: row for row in rows}
+
+
+def test_the_page_of_a_topic_leads_to_what_can_be_done(boss: Client, viewer: Client) -> None:
+    rolled(ago(minutes=5), "t.a", consumed=9, dead=3)
+    html = boss.get(f"{URL}t.a/detail/").content.decode()
+    assert "/admin/delayq_console/limits/override/?name=topic+t.a" in html
+    assert 'name="search" value="state:dead topic:t.a"' in html
+    assert "/admin/delayq_console/deadletters/?topic=t.a" in html
+    seen = viewer.get(f"{URL}t.a/detail/").content.decode()
+    assert "/override/" not in seen
+    assert 'name="search"' not in seen
 
 
 def test_the_busiest_topics_come_first_and_a_strange_choice_is_the_first_one(viewer: Client) -> None:
@@ -145,7 +175,7 @@ def test_the_pages_need_the_permission_to_view_and_few_statements(
     rolled(ago(minutes=5), consumed=40)
     with CaptureQueriesContext(connection) as captured:
         assert viewer.get(url).status_code == 200
-    assert len(captured) <= 25
+    assert len(asked(captured)) <= 25
     client.force_login(django_user_model.objects.create_user("guest", is_staff=True))
     assert client.get(url).status_code == 403
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -73,6 +74,20 @@ def test_a_page_waits_for_no_lock(boss: Client, timed: Callable[..., None], addr
     assert page.status_code in (200, 503)
     if page.status_code == 503:
         assert TOO_SLOW in text
+
+
+@pytest.mark.postgresql("locks tables")
+def test_numbers_in_the_navigation_that_cannot_be_read_stay_and_say_how_old_they_are(
+    boss: Client, timed: Callable[..., None]
+) -> None:
+    samples.worker()
+    url, number = samples.admin_url("auditevent_changelist"), r'<em class="dq-count"([^>]*)>1</em>'
+    assert re.findall(number, boss.get(url).content.decode()) == [""]
+    panels.forget()
+    timed(50)
+    with unfinished(lambda: lock_table("delayq_worker")):
+        [old] = re.findall(number, boss.get(url).content.decode())
+    assert old.startswith(' title="as it was at ')
 
 
 def test_a_panel_for_which_a_page_had_no_time_is_read_by_the_next_page(db: None) -> None:
