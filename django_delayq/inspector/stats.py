@@ -230,10 +230,12 @@ def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
 
 
 def all_limits(using: str, most: int) -> Lines:
-    """Return the longest lines, and after them limits that are declared or under which messages run."""
+    """Return the longest lines, after them limits that are overridden, and then those that are declared or in use."""
     lines = longest_lines(using, most)
-    names = {line.name for line in lines.longest}
-    rest = read_limits(using, sorted(known_limits(using) - names)[: max(0, most - len(names))])
+    others = known_limits(using) - {line.name for line in lines.longest}
+    overridden = overrides.known(using).in_force.keys() & others
+    names = (*sorted(overridden), *sorted(others - overridden))
+    rest = read_limits(using, names[: max(0, most - len(lines.longest))])
     return Lines(lines.number, (*lines.longest, *rest))
 
 

@@ -99,7 +99,7 @@ def explain(
 def limit_text(limit: LimitState, now: datetime) -> str:
     """Return in a few words how much of a limit is used up, e.g. "5 of 5 run; 100 a minute"."""
     if limit.limit is None:
-        return _("removed from the code") if limit.is_known else _("not known to this process")
+        return _("the code declares none") if limit.is_known else _("not known to this process")
     if limit.limit.count == 0:
         return _("paused")
     said = []

@@ -105,7 +105,11 @@ class LimitsAdmin(Page):
         """Ask for the override of a limit on GET; override it on POST."""
         self.require(request, "override")
         kind, what, key = parts(request.GET.get("name") or "topic ")
-        form = OverrideForm(request.POST if request.method == "POST" else None, initial={kind: what, "limit_key": key})
+        initial: dict[str, Any] = {kind: what, "limit_key": key}
+        if row := limiting.in_force(self.using).get(request.GET.get("name", "")):
+            # What is left empty is as the code declares it, and no more as the present override says.
+            initial |= {"limit": row.limit, "rate": row.rate, "burst": row.burst, "until": row.until}
+        form = OverrideForm(request.POST if request.method == "POST" else None, initial=initial)
         if form.is_valid():
             given, name = form.cleaned_data, form.cleaned_data.pop("name")
             try:
@@ -177,9 +181,10 @@ def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -
 
 
 def _used(line: LimitState) -> float:
-    """Return the share of a limit that is used up. While messages wait for a rate, that is all of it."""
+    """Return the share of a limit that is used up: all of it while it is paused, or while messages wait for a rate."""
     if line.limit is None or not line.limit.count:
-        return float(bool(line.waiting.count))
+        is_paused = line.limit is not None and line.limit.count == 0
+        return float(is_paused or bool(line.waiting.count))
     return line.running / line.limit.count
 
 

@@ -61,6 +61,6 @@ def _read(page: ReadOnly, request: HttpRequest) -> Iterator[tuple[type[Model], N
         yield Queue, NavCount(len(data.paused.value), "warn", gettext_lazy("paused"))
     if data.lines.value is not None:
         full = data.lines.value.number
-        yield Limits, NavCount(full.count and full, unit=gettext_lazy("full"))
+        yield Limits, NavCount(full.count and full, unit=gettext_lazy("waited for"))
     if data.workers.value is not None:
         yield Worker, NavCount(len(data.workers.value.of(WorkerState.ALIVE)))

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from django_delayq import reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
@@ -314,6 +315,25 @@ def test_the_list_of_topics_tells_of_an_override_and_leads_to_it(limiter: Client
     limiter.post(override_url(), {"topic": TOPIC, "limit": "0", "reason": "so"})
     assert "paused" in text(limiter.get(topics))
     assert override_url(name=LINE) in limiter.get(topics).content.decode()
+
+
+def test_a_change_of_an_override_begins_with_what_holds(limiter: Client) -> None:
+    given = {"topic": TOPIC, "limit": "3", "rate": "5/m", "duration": "1h", "reason": "so"}
+    limiter.post(override_url(), given)
+    shown = limiter.get(override_url(name=LINE)).context["form"]
+    assert [shown[name].value() for name in ("limit", "rate", "burst")] == [3, "5/m", None]
+    until = LimitOverride.objects.get().until
+    assert until is not None
+    assert timezone.make_aware(shown["until"].value()) == until.replace(microsecond=0)
+
+
+def test_an_overridden_limit_stands_before_those_that_nobody_waits_for(limiter: Client) -> None:
+    others = [row.name for row in limiter.get(samples.admin_url("limits_changelist")).context["limits"]]
+    last = {"topic": "t.zzz", "limit": "0", "reason": "so"}
+    limiter.post(override_url(), last)
+    rows = limiter.get(samples.admin_url("limits_changelist")).context["limits"]
+    assert [row.name for row in rows] == ["topic t.zzz", *others]
+    assert rows[0].use == "paused"
 
 
 @pytest.mark.parametrize(
