@@ -66,7 +66,7 @@ def gather() -> PageData:
         workers,
         panels.load("paused", using, pausing.paused, using),
         panels.load(f"redis {conf.get().REDIS!r}", using, redis),
-        panels.load("unfilled", using, _unfilled, using, seen.value, workers.value),
+        panels.load("unfilled", using, _unfilled, seen.value, workers.value),
         panels.load("pending", using, pending_migrations, using, kept=tuning.slow_panel_kept),
         panels.load("hidden rows", using, hidden_rows, using, kept=tuning.slow_panel_kept),
         panels.load(f"findings {language}", using, _findings, using, workers.value),
@@ -81,14 +81,14 @@ def _lines(using: str, seen: Snapshot | None) -> Lines:
     return stats.longest_lines(using, 10) if seen is None or seen.limited.count else Lines()
 
 
-def _unfilled(using: str, seen: Snapshot | None, workers: WorkerList | None) -> list[str]:
+def _unfilled(seen: Snapshot | None, workers: WorkerList | None) -> list[str]:
     """Return the queues that Redis should have and does not."""
     queues = sorted(seen.queues.items(), key=lambda item: -item[1].scheduled.count) if seen else []
     names = [name for name, queue in queues if queue.scheduled.count]
     if not names and workers is not None:
         # Workers fill Redis also while nothing is scheduled. A Redis that they do not fill is another one than theirs.
         names = sorted({name for worker in workers.of(WorkerState.ALIVE) for name in worker.queues})
-    return unfilled(using, names)
+    return unfilled(router.db_for_write(models.Message), names)
 
 
 def redis() -> RedisStats:
