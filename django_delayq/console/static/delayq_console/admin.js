@@ -1,9 +1,9 @@
-// Refreshes the regions of a page: fetches the page again and replaces each element marked with data-dq-region.
+// Fetches the page again and replaces each element marked with data-dq-region.
 // A region that cannot be replaced, because somebody uses it, is marked with the time it was read.
 (function () {
   "use strict";
   const CHOICES = [0, 2, 5, 15, 60], KEY = "delayq.refresh", TIMEOUT_MS = 10000, MAX_SECONDS = 120;
-  // A page that took a second is asked for again after five seconds at the earliest.
+  // A page that took a second is asked for again after five.
   const PAUSE = 5;
   const live = document.querySelector("[data-dq-live]");
   const regions = () => document.querySelectorAll("[data-dq-region]");
@@ -24,7 +24,7 @@
   select.addEventListener("change", () => {
     every = Number(select.value);
     failures = 0;
-    try { localStorage.setItem(KEY, select.value); } catch (e) { /* not kept, then */ }
+    try { localStorage.setItem(KEY, select.value); } catch (e) { /* not kept */ }
     plan();
   });
   document.addEventListener("visibilitychange", () => {
@@ -87,7 +87,7 @@
       });
   }
 
-  // Returns false when the region keeps showing what was read before.
+  // Returns false when the region keeps what was read before.
   function swap(region, fresh) {
     const next = fresh.querySelector('[data-dq-region="' + CSS.escape(region.dataset.dqRegion) + '"]');
     const note = region.querySelector(":scope > .dq-old");
@@ -103,14 +103,15 @@
     }
     const open = Array.from(region.querySelectorAll("details"), (one) => one.open);
     next.querySelectorAll("details").forEach((one, place) => { if (open[place] !== undefined) one.open = open[place]; });
-    const put = document.importNode(next, true);
+    const put = document.importNode(next, true), left = region.scrollLeft;
     region.replaceWith(put);
+    put.scrollLeft = left;
     read.set(put, last);
     return true;
   }
 
-  // Rows that can be ticked stay in their places, so that nobody ticks another row than the one aimed at: their cells
-  // are replaced, rows that are gone are greyed, and a note leads to the list as it is now.
+  // Rows that can be ticked stay in place, so that nobody ticks another than the one aimed at: their cells are
+  // replaced, rows that are gone are greyed, and a note leads to the list as it is now.
   function swapRows(region, next) {
     const shown = boxes(region), fresh = boxes(next);
     for (const [id, row] of shown) {
@@ -134,7 +135,7 @@
 
   function plain(region) {
     const copy = region.cloneNode(true);
-    // Each answer has another token, and a reader may have opened details.
+    // Each answer has another token, and readers open details.
     copy.querySelectorAll("[name=csrfmiddlewaretoken]").forEach((one) => one.remove());
     copy.querySelectorAll("details").forEach((one) => one.removeAttribute("open"));
     return copy.outerHTML;
@@ -170,22 +171,21 @@
   }
 })();
 
-// Two keys: "/" leads to the search for messages, "?" shows what the keys do.
+// Shows the tab of this page. "/" leads to the search for messages, "?" shows the keys.
 (function () {
   "use strict";
-  const keys = document.querySelector("[data-dq-keys]");
+  const [keys, box, tab] = ["[data-dq-keys]", "#searchbar", ".dq-nav [aria-current]"].map((one) => document.querySelector(one));
+  if (tab) tab.closest("ul").scrollLeft = tab.offsetLeft - 99;
   if (!keys) return;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
     if (event.key === "?") keys.showModal();
     if (event.key !== "/") return;
-    const box = document.querySelector("#searchbar");
     event.preventDefault();
     if (box) box.focus();
     else if (keys.dataset.dqKeys) location.assign(keys.dataset.dqKeys + "#searchbar");
   });
-  const box = location.hash === "#searchbar" && document.querySelector("#searchbar");
-  if (box) box.focus();
+  if (box && location.hash === "#searchbar") box.focus();
 })();
 
 // Copies what is before a button, on HTTP too.
