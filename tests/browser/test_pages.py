@@ -156,7 +156,9 @@ def test_lists_have_short_rows_on_a_laptop_and_on_a_phone(open_page: Open, seede
     for size in ("laptop", "phone"):
         page.set_viewport_size(SIZES[size])
         page.goto(f"{url('message_changelist')}?state=all")
-        assert max(heights(page, "#result_list tbody tr")) < 40
+        # On a phone a message is two lines: when it is due and its error are the second.
+        assert max(heights(page, "#result_list tbody tr")) < {"laptop": 40, "phone": 72}[size]
+        expect(page.locator(".field-failure span", has_text="x" * 150)).to_be_visible()
         page.goto(url("deadletters_changelist"))
         # On a phone, the name stands above the numbers and the buttons.
         assert max(heights(page, ".dq-dead tbody tr")) < {"laptop": 48, "phone": 110}[size]
@@ -166,6 +168,13 @@ def test_lists_have_short_rows_on_a_laptop_and_on_a_phone(open_page: Open, seede
     page.goto(f"{url('message_changelist')}?q={message.pk}")
     assert page.locator(".field-failure span").get_attribute("title") == long
     assert "wait " * 60 in (page.locator(".field-preview code").get_attribute("title") or "")
+
+
+def test_a_phone_shows_the_tab_of_the_page(open_page: Open, boss: User) -> None:
+    page = open_page()
+    page.set_viewport_size(SIZES["phone"])
+    page.goto(url("limits_changelist"))
+    expect(page.locator(".dq-nav [aria-current]")).to_be_in_viewport(ratio=1)
 
 
 def test_a_laptop_shows_a_dozen_messages_at_once(open_page: Open, seeded: dict[State, Message]) -> None:
