@@ -16,7 +16,7 @@ from ...models import Queue, Worker
 from ...models.workers import WorkerState
 from ..console_tuning import timeouts
 from ..models import Dashboard, DeadLetters, Limits
-from ..statements import answering_within
+from ..statements import TooSlow, answering_within
 from . import needs, page_data, panels
 from .explanation import clock
 from .readonly import ReadOnly
@@ -50,8 +50,13 @@ def read(page: ReadOnly, request: HttpRequest) -> dict[type[Model], NavCount]:
 
 def _read(page: ReadOnly, request: HttpRequest) -> Iterator[tuple[type[Model], NavCount]]:
     data = page_data.gather()
-    rows, past = needs.rows(page, request, data), page_data.past(data, "hour").value
-    if data.snapshot.value is not None and data.workers.value is not None:
+    # Now has read the times behind of its window.
+    window = request.GET.get("window", "") if page.model is Dashboard else ""
+    past = page_data.past(data, window if window in ("day", "week") else "hour").value
+    rows = needs.rows(page, request, data)
+    seen = (data.snapshot, data.workers, data.lines, data.paused, data.redis, data.unfilled, data.pending, data.hidden)
+    more = (data.findings, page_data.last_hour(data, "queue"), page_data.failing(data))
+    if not any(isinstance(panel.error, TooSlow) for panel in (*seen, *more)):
         worst = max((row.level for row in rows), default=Level.OK)
         yield Dashboard, NavCount(len(rows), worst.name.lower())
     if past is not None:
