@@ -158,7 +158,6 @@ def test_lists_have_short_rows_on_a_laptop_and_on_a_phone(open_page: Open, seede
         page.goto(f"{url('message_changelist')}?state=all")
         # On a phone a message is two lines: when it is due and its error are the second.
         assert max(heights(page, "#result_list tbody tr")) < {"laptop": 40, "phone": 72}[size]
-        expect(page.locator(".field-failure span", has_text="x" * 150)).to_be_visible()
         page.goto(url("deadletters_changelist"))
         # On a phone, the name stands above the numbers and the buttons.
         assert max(heights(page, ".dq-dead tbody tr")) < {"laptop": 48, "phone": 110}[size]
