@@ -44,9 +44,9 @@ class ConsoleTuning:
     # What seldom changes (migrations, row security, the size of the table) is shown for this long. Seconds.
     slow_panel_kept: float = 30.0
     # Numbers in the navigation are of panels that were read up to this long before. Seconds. Of the others, each page
-    # reads two: no page has more than 25 statements.
+    # reads one: no page has more than 25 statements.
     counts_kept: float = 60.0
-    counts_read: int = 2
+    counts_read: int = 1
     # A process keeps this many panels; each has a few variants.
     panels: int = 200
     # A Redis that evicts nothing counts as almost full when it uses more than this share of its memory.

@@ -108,7 +108,7 @@ def test_the_numbers_beside_the_links_are_on_every_page(boss: Client, address: s
     Rollup.objects.create(at=at, seconds=60, queue="mail", topic="t.a", dead=1234)
     things = str(len(boss.get(f"{ROOT}dashboard/").context["rows"]))
     panels.forget()
-    for _time in range(8):
+    for _time in range(14):
         with CaptureQueriesContext(connection) as captured:
             shown = counts(boss.get(address).content.decode())
         assert len(asked(captured)) <= 25
