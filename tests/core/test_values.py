@@ -84,7 +84,7 @@ def test_what_no_row_can_have_is_no_id(text: str) -> None:
 
 @pytest.mark.parametrize("delay", [-1, 1e15, "99999999999d", "soon"])
 def test_an_impossible_delay_of_a_retry_is_a_value_error(delay: Any) -> None:
-    assert refused(RetryLater, delay).startswith(("delay must be between 0 and 100 years, not ", "delay is not a duration: "))
+    assert refused(RetryLater, delay).startswith(("delay must be between 0 and 100 years", "delay is not a duration"))
 
 
 def test_a_moment_is_aware_and_kept_in_utc() -> None:
