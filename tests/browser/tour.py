@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .chromium import inaccessible, settle
+from .chromium import expect, inaccessible, settle
 from .conftest import DESKTOP
 
 SIZES = {
@@ -41,7 +41,7 @@ class Tour:
 
     def look(self, name: str, *, dark: bool = True) -> None:
         page = self.page
-        assert page.locator("body.delayq").count() == 1, f"{name}: another page came: {page.title()}"
+        expect(page.locator("body.delayq"), f"{name}: another page came").to_have_count(1)
         self.faults += [f"{name}: violates {violation}" for violation in page.evaluate("window.violations")]
         self.faults += [f"{name}: {fault}" for fault in inaccessible(page)]
         if dark:
