@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--only", default="", help="only what has this in its name")
     arguments = parser.parse_args()
-    settings = {"shared_buffers": "512MB", "max_wal_size": "8GB", "shared_preload_libraries": "pg_stat_statements"}
+    settings: dict[str, Any] = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
+    settings["shared_preload_libraries"] = "pg_stat_statements"
     with RedisServer() as redis, PostgresServer(**settings) as postgres:
         _set_up(redis.url, postgres.url)
         waiting = arguments.rows // 10
@@ -140,7 +141,7 @@ def _once(task: Task) -> float:
 def _locked(url: str) -> Iterator[None]:
     with psycopg.connect(url) as connection:
         names = connection.execute("SELECT relname FROM pg_class WHERE relname LIKE 'delayq%' AND relkind = 'r'")
-        connection.execute(f"LOCK TABLE {', '.join(name for (name,) in names)} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+        connection.execute(f"LOCK TABLE {', '.join(name for (name,) in names)} IN ACCESS EXCLUSIVE MODE")
         yield
 
 
