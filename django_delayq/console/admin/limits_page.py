@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -22,7 +21,6 @@ from ...core.limits import parts
 from ...core.states import State
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
-from ...record.sql.moves import writing
 from ..models import Limits, Topics
 from ..search import texts as searches
 from . import charts, page, page_data, panels
@@ -106,23 +104,22 @@ class LimitsAdmin(Page):
         self.require(request, "override")
         kind, what, key = parts(request.GET.get("name") or "topic ")
         initial: dict[str, Any] = {kind: what, "limit_key": key}
-        if row := limiting.in_force(self.using).get(request.GET.get("name", "")):
+        if request.method != "POST" and (row := limiting.in_force(self.using).get(request.GET.get("name", ""))):
             # What is left empty is as the code declares it, and no more as the present override says.
             initial |= {"limit": row.limit, "rate": row.rate, "burst": row.burst, "until": row.until}
         form = OverrideForm(request.POST if request.method == "POST" else None, initial=initial)
         if form.is_valid():
             given, name = form.cleaned_data, form.cleaned_data.pop("name")
             try:
-                with page.acting_as_user(request), writing(self.using):
+                with page.acting_as_user(request):
                     limiting.override(self.using, name, **given)
                     page.record(request, "override", name, reason=given["reason"])
             except InvalidMessage:
                 form.add_error(None, _("The override would have ended already."))
             else:
                 return self._done(request, _("The limit %(limit)s holds in all workers."), name)
-        shown = {"form": form, "url": request.get_full_path(), "back": self.url(Limits)}
-        shown |= page.context(self, request, _("Override a limit"))
-        return TemplateResponse(request, "delayq_console/limit_override.html", shown)
+        facts = {"form": form, "url": request.get_full_path(), "back": self.url(Limits)}
+        return page.response(self, request, _("Override a limit"), "limit_override", facts)
 
     def reset_view(self, request: HttpRequest) -> HttpResponse:
         """Reset a limit to the declaration in the code."""
@@ -130,7 +127,7 @@ class LimitsAdmin(Page):
         if request.method != "POST":
             return HttpResponseRedirect(self.url(Limits))
         name = request.POST.get("name", "")
-        with page.acting_as_user(request), writing(self.using):
+        with page.acting_as_user(request):
             if was_overridden := limiting.reset(self.using, name):
                 page.record(request, "reset", name)
         done = _("The limit %(limit)s is as the code declares it.")

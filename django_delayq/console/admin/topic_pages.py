@@ -8,7 +8,6 @@ from typing import Any, TypeVar, TypeVarTuple
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -106,9 +105,8 @@ def detail(
     now = timezone.now()
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
-    search, change = texts.term_text(kind, name), limits_page.change_urls(shown, request)
-    context = {
-        **page.context(shown, request, title % {"name": name}),
+    dead, change = _dead_text(kind, name), limits_page.change_urls(shown, request)
+    facts = {
         "problems": panels.problems(found, read),
         "queue": state(name, paused.get(name), now, shown.may(request, "pause")) if state and read.value else None,
         "windows": page.choices(request, "window", window, _WINDOWS),
@@ -120,14 +118,14 @@ def detail(
         "limits": limits_page.rows(shown, of_it, now, change["override_url"]),
         **change,
         "limit_url": limits_page.of_limit(change["override_url"], f"{kind} {name}"),
-        "dead": f"state:dead {search}" if whole.now["dead"] else "",
+        "dead": dead if whole.now["dead"] else "",
         "beside": [
-            (_("Messages"), shown.list_url(Message, search, state="all")),
-            (_("Dead messages"), shown.list_url(Message, f"state:dead {search}", state="all")),
+            (_("Messages"), shown.list_url(Message, texts.term_text(kind, name), state="all")),
+            (_("Dead messages"), shown.list_url(Message, dead, state="all")),
             (_("Failures"), _failures_url(shown, kind, name)),
         ],
     }
-    return TemplateResponse(request, "delayq_console/topic.html", context)
+    return page.response(shown, request, title % {"name": name}, "topic", facts)
 
 
 def _limits_and_pauses(using: str) -> tuple[Lines, dict[str, Queue]]:
@@ -155,11 +153,16 @@ def _rows(shown: Page, found: list[tuple[str, Compared]], kind: str, window: str
             measures=[measure for measure in _measures(each) if measure[-1]],
             slower=f"{each.slowdown:.1f}" if each.slowdown >= tuning.slower else "",
             failures=_failures_url(shown, kind, name) if each.now["dead"] else "",
-            dead=f"state:dead {texts.term_text(kind, name)}" if each.now["dead"] else "",
+            dead=_dead_text(kind, name) if each.now["dead"] else "",
             failing=each.now.failed_share > tuning.failed_share,
         )
         for name, each in found[: shown.list_per_page]
     ]
+
+
+def _dead_text(kind: str, name: str) -> str:
+    """Return the text of a search for the dead messages of a topic or a queue."""
+    return f"state:dead {texts.term_text(kind, name)}"
 
 
 def _failures_url(shown: Page, kind: str, name: str) -> str:
