@@ -13,10 +13,11 @@ from django.db import router
 from django.utils import timezone
 
 from .. import signals
+from . import models
 from .exchange import RequestRefused, refuse_if
 from .models import Token
 
-RIGHTS = ("publish", "consume", "manage")
+RIGHTS = tuple(models.RIGHTS)
 # The greatest number of a limit: an integer of the database holds no more.
 MOST_CALLS = 2**31 - 1
 # Each process reads a token again after this time: then a change of it holds in all processes. Seconds.

@@ -73,7 +73,7 @@ class WakeUps:
             if self._is_woken and not self._may_go_on():
                 # The wake-up was meant for a process with room: pass it on, and do not take the next one either.
                 broker.notify(queues)
-                self._wait_for_room(seconds)
+                self._poll_for_room(seconds)
         except BrokerUnavailable as error:
             self._brokers.report_failure(error)
 
@@ -94,7 +94,7 @@ class WakeUps:
                 break
         self._is_called.clear()
 
-    def _wait_for_room(self, seconds: float) -> None:
+    def _poll_for_room(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._may_go_on() and not self._stopping.is_set() and time.monotonic() < deadline:
             time.sleep(0.005)
