@@ -13,6 +13,7 @@ from django.test import Client, override_settings
 from django_delayq import cancel_message, schedule_message, schedule_messages
 from django_delayq.broker.keys import keys
 from django_delayq.core.states import State
+from django_delayq.models import Worker
 from testproject.servers import RedisServer
 from tests.support.commands import run
 from tests.support.processes import Configure, Start
@@ -135,6 +136,7 @@ def test_a_redis_that_refuses_is_not_called_away(start: Start, configure: Config
         configure(REDIS=server.url)
         worker = start()
         worker.wait_for("Redis answers, and cannot be used; .*Authentication required")
+        eventually(Worker.objects.exists, "the worker has told the record of itself")
         assert re.search(r"^Redis .*: refuses \(AuthenticationError", run("delayq_stats").out, re.MULTILINE)
         page = admin_client.get("/admin/delayq_console/health/").content.decode()
         assert "refuses: AuthenticationError" in page
