@@ -202,8 +202,11 @@ class _Process(WorkerProcess):
                 if self.begun.done():
                     logger.exception("Embedded worker %s has failed", self.name)
                 else:
-                    self._abandon()
-                    self.begun.set_exception(error)
+                    try:
+                        self._abandon()
+                    finally:
+                        # Who starts this worker waits for it.
+                        self.begun.set_exception(error)
             if not self.begun.done():
                 # It was stopped while it started.
                 self.begun.set_result(None)

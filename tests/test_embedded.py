@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import errno
 import gc
 import json
 import logging
@@ -16,7 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -251,6 +252,24 @@ def test_a_function_of_the_project_that_fails_fails_the_start(monkeypatch: pytes
             worker.start()
         assert not worker.is_alive
     process_start.functions.clear()
+    with worker:
+        wait_until(schedule_message("e.async"), State.CONSUMED)
+
+
+def test_an_event_loop_that_cannot_be_made_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    @handler("e.async")
+    async def on_loop(message: Delivered) -> None:
+        pass
+
+    def refuse() -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    worker = EmbeddedWorker(threads=2)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "uvloop", None)
+        patch.setattr(asyncio, "new_event_loop", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            worker.start()
     with worker:
         wait_until(schedule_message("e.async"), State.CONSUMED)
 
@@ -560,7 +579,7 @@ for name in ("poll", "epoll"):
     delattr(select, name)
 for name in ("TCP_KEEPCNT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_USER_TIMEOUT", "MSG_DONTWAIT", "SO_REUSEPORT"):
     delattr(socket, name)
-for name in ("fcntl", "resource", "pwd", "grp", "termios", "syslog", "readline"):
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "syslog", "readline", "uvloop"):
     sys.modules[name] = None
 
 plain_select = select.select
