@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy
 from ..core import actors
 from ..project import conf
 from ..project.console_pages import ConsolePages
+from ..project.validation import FARTHEST
 from . import tokens
 from .models import Token
 
@@ -76,6 +77,8 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
         at: datetime | None = self.cleaned_data["expires_at"]
         if at is not None and at <= timezone.now():
             raise forms.ValidationError(_("Give a time that is to come."))
+        if at is not None and at > timezone.now() + FARTHEST:
+            raise forms.ValidationError(_("This is more than 100 years ahead."))
         return at
 
     def clean_interval(self) -> int:

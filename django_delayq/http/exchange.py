@@ -16,6 +16,11 @@ LARGEST_BODY = 1_048_576
 JSON, METRICS = "application/json; charset=utf-8", "text/plain; version=0.0.4; charset=utf-8"
 # Python reads no number with more digits.
 DIGITS = re.compile("[0-9]{1,4000}", re.ASCII)
+# The names of namespaces and queues.
+NAME = re.compile(r"[-_A-Za-z0-9]+")
+LONGEST_NAME = 255
+# Each answer is for one client: neither Django's cache of a whole site nor a proxy keeps it.
+UNCACHED = "private, no-store"
 # The characters that Go escapes in JSON, and how.
 _ESCAPED = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -45,7 +50,7 @@ class Reply(NamedTuple):
 
     def written(self) -> tuple[dict[str, str], bytes]:
         """Return the headers and the body of the answer, as lmstfy writes them."""
-        headers, body = {"X-Request-Id": jobs.request_id(), **self.headers}, self.content
+        headers, body = {"X-Request-Id": jobs.request_id(), "Cache-Control": UNCACHED, **self.headers}, self.content
         if body is None:
             return headers, b""
         headers["Content-Type"] = METRICS if isinstance(body, bytes) else JSON

@@ -13,6 +13,7 @@ from django.db import router
 from django.utils import timezone
 
 from .. import signals
+from ..models import Message
 from . import models
 from .exchange import RequestRefused, refuse_if
 from .models import Token
@@ -71,14 +72,16 @@ def delete(token: Token) -> None:
 
 def _tell(action: str, token: Token) -> None:
     _known.clear()
-    signals.emit_action(Token, router.db_for_write(Token), action, str(token), reason=token.description)
+    # The audit is where messages are; a router may keep tokens elsewhere.
+    signals.emit_action(Token, router.db_for_write(Message), action, str(token), reason=token.description)
 
 
 def _find(digest: str) -> Token | None:
     known = _known.get(digest)
     if known is not None and time.monotonic() < known[1]:
         return known[0]
-    token = Token.objects.filter(digest=digest).first()
+    # A replica may not know yet that a token was deleted.
+    token = Token.objects.using(router.db_for_write(Token)).filter(digest=digest).first()
     if token is not None:
         if len(_known) >= MOST_KNOWN:
             _known.clear()

@@ -374,6 +374,13 @@ def database(options: Mapping[str, Any]) -> str:
     return using
 
 
+def require_routed(using: str) -> None:
+    """Raise ``CommandError`` for another database than that of the routers, which the HTTP door uses."""
+    routed = router.db_for_write(Message)
+    if using != routed:
+        raise wrong_usage(f"The HTTP door uses the database of the routers, {routed}: --database can name no other.")
+
+
 # The names in the help of the values that these functions read.
 _METAVARS: dict[Callable[[str], Any], str] = {
     **dict.fromkeys((span, signed_span, duration, lasting, due, due_or_delay, moment_or_age), "TIME"),

@@ -168,6 +168,27 @@ def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
     assert "user:anna" in text(boss.get(reverse(LIST)))
 
 
+class MessagesElsewhere:
+    """Keeps messages and the console in a database of their own, and tokens with the rest of the project."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "other" if model._meta.app_label in ("delayq", "delayq_console") else "default"
+
+    db_for_write = db_for_read
+
+
+@pytest.mark.console
+@pytest.mark.django_db(databases=["default", "other"])
+def test_the_audit_of_a_token_is_where_messages_are(chief: Client, settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [MessagesElsewhere()]
+    chief.post(reverse(ADD), FORM)
+    token = Token.objects.using("default").get()
+    chief.post(page(token), {"reads": "7"})
+    chief.post(page(token, "delete"), {"post": "yes"})
+    told = [action for _actor, action, _target in events()]
+    assert told == ["token add", "token limit", "token delete"]
+
+
 def test_a_list_without_tokens_says_what_to_do(chief: Client) -> None:
     shown = text(chief.get(reverse(LIST)))
     assert reverse(ADD) in shown
@@ -186,7 +207,10 @@ def test_every_page_of_a_token_is_one_of_the_console(chief: Client) -> None:
 def test_a_token_that_has_expired_already_is_not_made(chief: Client) -> None:
     assert "errorlist" in text(chief.post(reverse(ADD), {**FORM, "expires_at": "2026-01-01T10:00"}))
     assert not Token.objects.exists()
-    chief.post(reverse(ADD), {**FORM, "expires_at": "2150-01-01T10:00"})
+    for never in ("9999-12-31T23:59", "2150-01-01T10:00"):
+        assert "100 years" in text(chief.post(reverse(ADD), {**FORM, "expires_at": never}))
+    assert not Token.objects.exists()
+    chief.post(reverse(ADD), {**FORM, "expires_at": "2100-01-01T10:00"})
     assert Token.objects.get().expires_at is not None
 
 

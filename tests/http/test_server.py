@@ -79,6 +79,11 @@ def test_a_port_that_is_taken_and_one_that_is_none_are_errors(server: Server) ->
     assert "must be a whole number from 0 to 65535" in run("delayq_http", "--port", "65536").err
 
 
+def test_it_serves_no_database_but_that_of_the_routers(wire: Wire) -> None:
+    told = run("delayq_http", "--database", "other")
+    assert (told.code, "default" in told.err) == (2, True)
+
+
 def test_without_uvicorn_the_error_names_the_extra(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "django_delayq.http.standalone", raising=False)

@@ -27,6 +27,7 @@ class Command(common.DelayqCommand):
         )
 
     def work(self, using: str, options: dict[str, Any]) -> None:
+        common.require_routed(using)
         # Uvicorn may be missing.
         from ... import standalone
 

@@ -12,6 +12,7 @@ from ....core.clock import iso
 from ....management import _common as common
 from ....project import conf
 from ... import tokens
+from ...exchange import LONGEST_NAME, NAME
 from ...models import Token
 
 
@@ -30,7 +31,7 @@ class Command(common.DelayqCommand):
             "--rights", default=",".join(tokens.RIGHTS), metavar="RIGHTS", help="add: of publish,consume,manage"
         )
         parser.add_argument("--lasts", type=common.span, metavar="TIME", help="add: how long the token lasts, e.g. 90d")
-        parser.add_argument("--description", default="", help="add: what the token is for")
+        parser.add_argument("--description", type=_description, default="", help="add: what the token is for")
         parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: the beginning of the token")
         for name, calls in (("--reads", "take jobs"), ("--writes", "publish jobs")):
             text = f"add, limit: the most calls that {calls} in an interval; without it any number"
@@ -38,12 +39,16 @@ class Command(common.DelayqCommand):
         parser.add_argument("--interval", type=_bounded, default=1, metavar="SECONDS", help="add, limit: by default 1")
 
     def work(self, using: str, options: dict[str, Any]) -> None:
+        common.require_routed(using)
         getattr(self, f"_{options['action']}")(options["namespace"], options)
 
     def _add(self, namespace: str, options: dict[str, Any]) -> None:
         rights = options["rights"].split(",")
-        if not namespace or not set(rights) <= set(tokens.RIGHTS):
-            raise common.wrong_usage("add takes a namespace, and --rights of publish, consume and manage.")
+        is_name = NAME.fullmatch(namespace) and len(namespace) <= LONGEST_NAME
+        if not is_name or not set(rights) <= set(tokens.RIGHTS):
+            raise common.wrong_usage(
+                "add takes a namespace of the characters A-Z a-z 0-9 - _, and --rights of publish, consume and manage."
+            )
         lasts: timedelta | None = options["lasts"]
         token, text = tokens.make(namespace, rights, lasts=lasts, description=options["description"])
         if options["reads"] or options["writes"]:
@@ -72,6 +77,11 @@ class Command(common.DelayqCommand):
                 f"{options['action']} takes a namespace and the --beginning of one of its tokens, not {len(found)}."
             )
         return found[0]
+
+
+def _description(text: str) -> str:
+    """Read what a token is for."""
+    return common.checked(values.text, text, Token._meta.get_field("description").max_length)
 
 
 def _bounded(text: str) -> int:
