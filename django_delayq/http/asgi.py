@@ -149,13 +149,19 @@ class Door:
 def _keep_connections() -> None:
     for alias in connections:
         connection = connections[alias]
-        connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": CONNECTION_MAX_AGE}
+        # A pool keeps connections itself, and allows no other to do so.
+        if not connection.settings_dict.get("OPTIONS", {}).get("pool"):
+            connection.settings_dict = {**connection.settings_dict, "CONN_MAX_AGE": CONNECTION_MAX_AGE}
 
 
 def _with_connections(act: Callable[..., T], *args: Any) -> T:
     # Close a connection that broke or is old.
     close_old_connections()
-    return act(*args)
+    try:
+        return act(*args)
+    finally:
+        # One of a pool goes back.
+        close_old_connections()
 
 
 def _request(path: str, scope: Scope, body: bytes) -> Request:

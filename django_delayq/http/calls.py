@@ -23,7 +23,7 @@ from ..core.values import CENTURY, YEAR
 from ..core.verdicts import Verdict
 from ..models import Message
 from ..models.messages import not_expired
-from ..project import pulled
+from ..project import pulled, registry
 from ..pull import Pulled
 from ..pull.answering import succeed, succeed_current
 from ..pull.ending import end_what_is_over
@@ -36,6 +36,8 @@ from . import jobs, rates, tokens
 from .exchange import DIGITS, Request, RequestRefused, refuse_if
 
 MOST_JOBS, MOST_ATTRIBUTES = 64, 16
+# What the function of a handler for limit keys raises when it gets a body that nobody has checked.
+LIMIT_KEY_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 # The characters that are kept of the name and of the value of an attribute.
 NAME_KEPT, VALUE_KEPT = 32, 128
 UINT16, UINT32 = 2**16 - 1, 2**32 - 1
@@ -170,6 +172,8 @@ class Publish(Call):
         except InvalidMessage as error:
             # The body does not fit the handler.
             raise RequestRefused(400, str(error)) from None
+        except LIMIT_KEY_ERRORS as error:
+            raise RequestRefused(400, f"the body does not fit the limit_key of its handler: {error!r}") from None
         with self.acting():
             written = scheduling.write_all_checked(self.using, news)
         return [*map(jobs.id_of, written)]
@@ -181,6 +185,10 @@ class Publish(Call):
         try:
             return scheduling.checked(topic, value, options)
         except PayloadTooLarge:
+            handler = registry.find(topic)
+            if handler is not None and (handler.payload or handler.limit_key):
+                # The handler has to see the payload.
+                raise
             # This door has a bound of its own.
             return scheduling.checked(topic, None, options)._replace(payload=payload, value=None)
 

@@ -20,8 +20,8 @@ from ..project import http_conf, pulled, registry, validation
 
 # Separates a namespace and a queue, neither of which can hold it.
 SEPARATOR = "."
-# The names that queues keep here as they are.
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# The names that queues keep here as they are: not those of the digests of other namespaces.
+_PLAIN = re.compile(r"(?!http\.[0-9a-f]{30}\Z)[A-Za-z0-9][A-Za-z0-9_.-]*")
 # The alphabet of job ids: that of ULIDs, which the clients know.
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]
@@ -79,9 +79,9 @@ def stored(body: bytes, attributes: Mapping[str, str] | None) -> tuple[Any, str,
     return value, payload, {HEADER: kept}
 
 
-def _kept(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+def _kept(headers: Any) -> Mapping[str, Any]:
     """Return what this door keeps in the headers of a message, in which others may write anything."""
-    found = headers.get(HEADER)
+    found = headers.get(HEADER) if isinstance(headers, dict) else None
     return found if isinstance(found, dict) else {}
 
 

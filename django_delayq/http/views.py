@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
 from ..core import once
 from . import calls
-from .exchange import DIGITS, LARGEST_BODY, Reply, Request, RequestRefused, refuse_if
+from .exchange import DIGITS, LARGEST_BODY, LONGEST_NAME, NAME, Reply, Request, RequestRefused, refuse_if
 
 logger = logging.getLogger("django_delayq")
 
-LONGEST_NAME = 255
-_NAME = re.compile(r"[-_A-Za-z0-9]+")
+# Each queue of a request is a statement.
+MOST_QUEUES = 100
 
 
 @csrf_exempt
@@ -83,7 +82,8 @@ def step(call: calls.Call, act: Callable[[], object]) -> Reply | None:
         answer = Reply(*call.answer())
     except RequestRefused as error:
         answer = error.answer
-    except DatabaseError:
+    except Exception:
+        # Of the database, or of middleware of the project.
         logger.exception("A request by HTTP failed")
         answer = RequestRefused(500, "internal error").answer
     call.settle(answer.status)
@@ -101,10 +101,11 @@ def _call(request: Request) -> calls.Call:
     if made is None or place != "api" or not all([namespace, queue, *verb]):
         raise RequestRefused(404, "api not found")
     takes = made is calls.Consume
-    names = queue.split(",") if takes else [queue]
-    are_right = all(map(_NAME.fullmatch, names)) and (takes or not queue.startswith("_"))
+    names = [*dict.fromkeys(queue.split(","))] if takes else [queue]
+    are_right = all(map(NAME.fullmatch, names)) and (takes or not queue.startswith("_"))
     wrong = "invalid queue name(s)" if takes else "queue name contains forbidden characters"
-    refuse_if(not _NAME.fullmatch(namespace), "namespace name contains forbidden characters")
+    refuse_if(not NAME.fullmatch(namespace), "namespace name contains forbidden characters")
     refuse_if(not are_right, wrong)
+    refuse_if(len(names) > MOST_QUEUES, "too many queues")
     refuse_if(not takes and max(len(namespace), len(queue)) > LONGEST_NAME, "namespace or queue name too long")
     return made(request, namespace, names, verb[-1] if verb else "")

@@ -7,6 +7,7 @@ import random
 import select
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -99,3 +100,12 @@ def test_the_project_answers_all_other_addresses(wire: Wire) -> None:
             answer = answered(opened)
         assert b" 404 " in answer
         assert b"api not found" not in answer
+
+
+@pytest.mark.postgresql("SQLite has no pools")
+def test_threads_share_a_pool_of_connections(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg_pool")
+    monkeypatch.setenv("DELAYQ_TEST_POOL", "2")
+    with Server(token=wire.token, module=PROJECT) as server, ThreadPoolExecutor(8) as threads:
+        statuses = threads.map(lambda _number: server.ask("PUT", "/api/ns1/q1", b"x")[0], range(40))
+        assert [*statuses] == [201] * 40

@@ -7,6 +7,8 @@ import json
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
-from django_delayq import handler, schedule_message
+from django_delayq import handler, middleware, schedule_message
 from django_delayq.core import once
-from django_delayq.http import jobs, tokens
+from django_delayq.http import jobs, tokens, views
 from django_delayq.http.models import Token
 from django_delayq.models import Message
 from django_delayq.project import registry
@@ -28,6 +30,7 @@ from tests.http.conftest import Wire
 from tests.support.broken_statements import broken
 from tests.support.commands import run
 from tests.support.receivers import heard
+from tests.support.rows import unguarded
 from tests.support.statements import count_statements
 from tests.support.steps import ago, somebody_waits
 from tests.support.transactions import unfinished, waits_for_a_lock
@@ -213,9 +216,78 @@ def test_a_body_that_does_not_fit_its_handler_is_refused(wire: Wire, settings: A
     assert Message.objects.count() == 1
 
 
+def test_a_body_without_what_the_limit_key_needs_is_refused(wire: Wire, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": None, "HTTP": {"TOPICS": {"ns1.orders": "limited.orders"}}}
+
+    @handler("limited.orders", limit=1, limit_key=lambda message: message.payload["customer"])
+    def close(message: Any) -> None:
+        raise NotImplementedError
+
+    large = json.dumps({"customer": "c2", "text": "x" * 300_000}).encode()
+    try:
+        assert wire("PUT", "/api/ns1/orders", b'{"customer": "c1"}')[0] == 201
+        for body, word in ((b"{}", "limit_key"), (b"7", "limit_key"), (b"no json", "limit_key"), (large, "300")):
+            status, content = wire("PUT", "/api/ns1/orders", body)
+            assert (status, word in content["error"]) == (400, True), content
+    finally:
+        registry.unregister("limited.orders")
+    assert Message.objects.get().limit_key == "c1"
+
+
+def test_an_error_of_the_project_is_an_answer_and_counts_no_call(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(middleware.Middleware):
+        @contextmanager
+        def scheduling(self, drafts: Any) -> Iterator[None]:
+            raise RuntimeError("no tenant")
+            yield
+
+    tokens.limit(Token.objects.get(), None, 1, 3600)
+    middleware.install(broken := Broken())
+    try:
+        for _time in range(2):
+            assert wire("PUT", "/api/ns1/q1", b"x") == error(500, "internal error")
+    finally:
+        middleware.remove(broken)
+    assert "no tenant" in caplog.text
+    assert wire("PUT", "/api/ns1/q1", b"x")[0] == 201
+
+
+def test_no_cache_of_the_whole_site_gives_a_job_to_another(wire: Wire, settings: Any) -> None:
+    cached = [f"django.middleware.cache.{name}Middleware" for name in ("UpdateCache", "FetchFromCache")]
+    settings.MIDDLEWARE = [cached[0], *settings.MIDDLEWARE, cached[1]]
+    made = {publish(wire), publish(wire)}
+    assert {consume(wire)["job_id"], consume(wire)["job_id"]} == made
+    assert wire("GET", "/api/ns1/q1", X_Token="") == error(401, "token not found")
+
+
+def test_a_queue_whose_name_is_a_digest_is_no_other_one(wire: Wire, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": {"http.*": {}}}
+    (_row, unusual), (_row, plain) = tokens.make("_shop"), tokens.make("http")
+    assert wire("PUT", "/api/_shop/orders", b"mine", X_Token=unusual)[0] == 201
+    digest = Message.objects.get().queue.removeprefix("http.")
+    assert wire("GET", f"/api/http/{digest}", X_Token=plain) == NONE
+    assert wire("PUT", f"/api/http/{digest}", b"theirs", X_Token=plain)[0] == 201
+    for namespace, queue, text, body in (("http", digest, plain, b"theirs"), ("_shop", "orders", unusual, b"mine")):
+        assert data(wire("GET", f"/api/{namespace}/{queue}", X_Token=text)[1]) == body
+
+
+def test_a_request_names_a_bounded_number_of_queues(wire: Wire) -> None:
+    names = [f"q{number}" for number in range(views.MOST_QUEUES)]
+    assert wire("GET", f"/api/ns1/{','.join(names * 2)}") == NONE
+    assert wire("GET", f"/api/ns1/{','.join([*names, 'q'])}") == error(400, "too many queues")
+
+
 @pytest.mark.parametrize("kept", ["mine", {"bytes": True}, {"at": "noon"}, {"attributes": 7, "body": "7"}])
 def test_headers_of_the_same_name_do_no_harm(wire: Wire, kept: Any) -> None:
     schedule_message("orders", 7, queue="ns1.q1", headers={"http": kept})
+    assert wire("GET", "/api/ns1/q1/peek")[0] == 200
+    assert data(consume(wire)) == b"7"
+
+
+@pytest.mark.parametrize("headers", [[], "http", 7])
+def test_headers_that_are_no_object_do_no_harm(wire: Wire, headers: Any) -> None:
+    message = schedule_message("orders", 7, queue="ns1.q1")
+    unguarded(Message).filter(pk=message.pk).update(headers=headers)
     assert wire("GET", "/api/ns1/q1/peek")[0] == 200
     assert data(consume(wire)) == b"7"
 
@@ -396,6 +468,11 @@ def test_tokens_by_the_command(wire: Wire) -> None:
     assert f"{text[:8]}… of ns1: consume, until " in listed
     assert text not in listed
     assert run("delayq_token", "add", "ns1", "--rights", "all").code == 2
+    for no_namespace in ("", "shop.eu", "a b", "é", "a" * 256):
+        assert run("delayq_token", "add", no_namespace).code == 2
+    for wrong in ("x" * 201, "\udcff"):
+        assert run("delayq_token", "add", "ns1", "--description", wrong).code == 1
+    assert run("delayq_token", "add", "ns1", "--database", "other").code == 2
     assert run("delayq_token", "delete", "ns1").code == 2
     assert run("delayq_token", "delete", "ns1", "--beginning", text[:8]).code == 0
     assert wire("GET", "/api/ns1/q1", X_Token=text) == error(401, "invalid token")
