@@ -219,7 +219,8 @@ def _served_topics(message: Message, now: datetime) -> set[str]:
 def _running(message: Message, now: datetime) -> list[str]:
     """Return what to say of a running message."""
     until = message.lease_ends_at
-    assert until is not None
+    if until is None:
+        return [_("It runs without a lease, as no worker writes it: “delayq_check record” finds such messages.")]
     values = {
         "worker": message.worker,
         "delivery": message.deliveries,

@@ -18,6 +18,7 @@ from ...api import limiting
 from ...core import limits
 from ...core.exceptions import InvalidMessage
 from ...core.limits import parts
+from ...core.outcomes import storable
 from ...core.states import State
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
@@ -102,9 +103,10 @@ class LimitsAdmin(Page):
     def override_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the override of a limit on GET; override it on POST."""
         self.require(request, "override")
-        kind, what, key = parts(request.GET.get("name") or "topic ")
+        named = request.GET.get("name", "")
+        kind, what, key = parts(named if " " in named else "topic ")
         initial: dict[str, Any] = {kind: what, "limit_key": key}
-        if request.method != "POST" and (row := limiting.in_force(self.using).get(request.GET.get("name", ""))):
+        if request.method != "POST" and (row := limiting.in_force(self.using).get(named)):
             # What is left empty is as the code declares it, and no more as the present override says.
             initial |= {"limit": row.limit, "rate": row.rate, "burst": row.burst, "until": row.until}
         form = OverrideForm(request.POST if request.method == "POST" else None, initial=initial)
@@ -126,7 +128,7 @@ class LimitsAdmin(Page):
         self.require(request, "reset")
         if request.method != "POST":
             return HttpResponseRedirect(self.url(Limits))
-        name = request.POST.get("name", "")
+        name = storable(request.POST.get("name", ""))
         with page.acting_as_user(request):
             if was_overridden := limiting.reset(self.using, name):
                 page.record(request, "reset", name)

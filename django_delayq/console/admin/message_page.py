@@ -24,6 +24,7 @@ from ...api.repeating import repeat_message
 from ...broker import publisher
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable, InvalidMessage, KeyConflict
+from ...core.outcomes import storable
 from ...core.own_header import own_part, without_own_part
 from ...core.retention import kept_for
 from ...core.states import FINAL, LIVE, State
@@ -90,7 +91,7 @@ class MessagePage(ActionPages):
     def repeat_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Schedule a message that has ended once more, as a new one, on POST; and lead to that."""
         self.require(request, "repeat")
-        back, nonce = HttpResponseRedirect(self.message_url(request, pk)), request.POST.get("nonce", "")
+        back, nonce = HttpResponseRedirect(self.message_url(request, pk)), storable(request.POST.get("nonce", ""))
         if request.method != "POST" or not nonce:
             return back
         old = self._message(request, pk)
@@ -378,7 +379,7 @@ def _call(message: Message) -> str:
         "headers": payload.redacted(without_own_part(message.headers)) or None,
         **{name: own_part(message.headers).get(name) for name in ("on_dead", "on_expired")},
     }
-    if message.retry:
+    if isinstance(message.retry, dict):
         terms = {"max_attempts": None, **message.retry}
         policy = repr(terms["fixed"]) if "fixed" in terms else f"RetryPolicy.exponential(**{terms!r})"
         given.append(f"retry={policy}")

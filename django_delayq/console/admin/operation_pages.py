@@ -92,7 +92,7 @@ class OperationAdmin(Page):
             }
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> HttpResponse:
-        if not self.has_view_permission(request) or request.method != "GET":
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         operation = self._find(request, object_id)
         using = operation._state.db or "default"

@@ -87,6 +87,8 @@ def load(name: str, using: str, read: Callable[[*Given], T], *given: *Given, kep
                 return Panel(error=OutOfTime())
             if len(_kept) >= tuning.panels:
                 _kept.clear()
+                # Whoever waits for one of them still has it.
+                _locks.clear()
             panel = _read(using, read, given)
             if isinstance(panel.error, OutOfTime):
                 # The next page reads this panel first.

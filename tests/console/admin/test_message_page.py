@@ -579,6 +579,26 @@ def test_a_repeat_is_refused_in_words_while_another_message_has_the_key(operator
     assert not AuditEvent.objects.exists()
 
 
+@pytest.mark.postgresql("SQLite keeps the constraint")
+@pytest.mark.parametrize(
+    ("make", "columns"),
+    [
+        (samples.running, {"leased_until": None}),
+        (samples.running, {"deliveries": 0, "moves": 0}),
+        (samples.dead, {"finished_at": None}),
+        (samples.dead, {"leased_until": timezone.now()}),
+        (samples.scheduled, {"finished_at": timezone.now()}),
+        (samples.scheduled, {"reported": 9, "excused": 9}),
+        *((samples.scheduled, {name: wrong}) for name in ("retry", "headers", "payload") for wrong in ([60], "x", 0)),
+    ],
+)
+def test_a_row_that_contradicts_itself_has_its_page(boss: Client, make: Any, columns: dict[str, Any]) -> None:
+    message = make()
+    unguarded(Message).filter(pk=message.pk).update(**columns)
+    assert page_of(boss, message).status_code == 200
+    assert boss.get(reverse(samples.LIST) + "?state=all").status_code == 200
+
+
 @pytest.mark.parametrize("state", State)
 def test_a_message_is_offered_the_actions_that_change_it(operator: Client, state: State) -> None:
     of_waiting = ["cancel", "reschedule", "run", "move"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import accumulate
@@ -19,6 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django_delayq import pause_queue
 from django_delayq.console import audit
 from django_delayq.console.admin import MessageAdmin, panels
+from django_delayq.console.console_tuning import tuning
 from django_delayq.console.models import Operation, Rollup
 from django_delayq.core.states import State
 from django_delayq.models import Message, Worker
@@ -237,6 +240,8 @@ def test_no_page_has_markup_of_others_or_inline_code(boss: Client) -> None:
     [
         "/admin/delayq/message/?q=%00&state=%00",
         "/admin/delayq_console/deadletters/?queue=%00&period=%00",
+        "/admin/delayq_console/limits/override/?name=a",
+        "/admin/delayq_console/limits/override/?name=topic%00",
         "/admin/delayq_console/auditevent/?action=a%00b&actor=%00&period=%00&q=%00&before=%00",
         *(
             f"/admin/delayq/{model}/a%00b/{view}/"
@@ -249,6 +254,31 @@ def test_a_character_that_no_database_keeps_finds_nothing(boss: Client, address:
     samples.worker("ab", ("ab",))
     for response in (boss.get(address, follow=True), boss.post(address, follow=True)):
         assert response.status_code in (200, 403, 404)
+
+
+def test_a_forged_field_changes_nothing(boss: Client) -> None:
+    message = samples.dead()
+    forged = boss.post(samples.admin_url("message_repeat", message.pk), {"nonce": "a\0b"})
+    assert forged.status_code == 302
+    told = boss.post(samples.admin_url("limits_reset"), {"name": "topic a\0b"}, follow=True)
+    assert "was not overridden" in samples.text(told)
+
+
+def test_a_process_keeps_nothing_of_panels_that_it_dropped() -> None:
+    def kept(number: int) -> int:
+        for name in range(number):
+            panels.load(f"timeline order-{name}", samples.DB, str, kept=0.0)
+        gc.collect()
+        taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, panels.__file__)])
+        return sum(each.size for each in taken.statistics("filename"))
+
+    tracemalloc.start()
+    try:
+        kept(2 * tuning.panels)
+        few, many = kept(2 * tuning.panels), kept(6 * tuning.panels)
+    finally:
+        tracemalloc.stop()
+    assert many < 2 * few
 
 
 def test_script_and_style_sheet_are_small_and_load_nothing_else() -> None:
