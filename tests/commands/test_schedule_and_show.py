@@ -93,6 +93,16 @@ def test_a_failure_is_shown_with_its_traceback() -> None:
     assert "   it broke\n   Traceback:\n     line 1\n" in out
 
 
+def test_what_others_wrote_gives_a_terminal_no_orders() -> None:
+    pk = due(payload={"name": "a\u009b2J\u202eb"}).pk
+    claim(pk)
+    fail(pk, error="\x1b]0;title\x07 it broke", traceback="Traceback:\n\x1b[2J")
+    out = run("delayq_show", str(pk)).out
+    assert all(sign.isprintable() or sign == "\n" for sign in out)
+    assert r"a\x9b2J\u202eb" in out
+    assert r"\x1b]0;title\x07 it broke" in out
+
+
 def test_an_id_that_is_not_there_is_an_error() -> None:
     ran = run("delayq_show", "99")
     assert (ran.code, ran.out) == (1, "")

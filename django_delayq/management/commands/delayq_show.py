@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import Model
 
 from ...core.clock import iso
+from ...core.text import visible
 from ...models import Message, Transition
 from .. import _common as common
 
@@ -37,13 +38,14 @@ class Command(common.DelayqCommand):
             return
         for name, value in facts.items():
             if value not in (None, "", {}):
-                self.say(f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
+                text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+                self.say(f"{name}: {visible(text)}")
         for move in log:
             self.say("")
             path = f"{move['from_state']} > {move['to_state']}" if move["from_state"] else move["to_state"]
             self.say(f"{move['number']}. {move['at']} {path}, by {move['actor']}, due at {move['due_at']}")
             for text in filter(None, (move["reason"], move["error"], move["traceback"])):
-                self.say("\n".join(f"   {line}" for line in text.splitlines()))
+                self.say("\n".join(f"   {visible(line)}" for line in text.splitlines()))
 
 
 def _facts(row: Model) -> dict[str, Any]:
