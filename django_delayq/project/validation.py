@@ -139,10 +139,13 @@ def lease(value: Duration | None) -> float | None:
     return None if value is None else checked("lease", values.span, value, 1, values.DAY)
 
 
-def reason(value: Any) -> str:
-    """Check the reason of an action: any text. Characters that a database cannot store are replaced."""
+def reason(value: Any, what: str = "reason") -> str:
+    """Check the reason of an action: any text. Characters that a database cannot store are replaced.
+
+    ``what`` is its name in an error.
+    """
     if not isinstance(value, str | Promise):
-        raise InvalidMessage(f"reason must be text, not {shown(value)}")
+        raise InvalidMessage(f"{what} must be text, not {shown(value)}")
     return storable(str(value))
 
 

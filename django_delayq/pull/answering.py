@@ -13,7 +13,6 @@ from .. import signals
 from ..core import actors, values
 from ..core.commits import on_commit
 from ..core.durations import Duration
-from ..core.outcomes import storable
 from ..core.states import State
 from ..core.twins import async_twin
 from ..models import Message
@@ -81,10 +80,11 @@ def retry(
     After the last attempt it is dead. Here and below a receipt is refused when its delivery is over.
     """
     chosen = None if delay is None else validation.delay(delay)
+    text = validation.reason(error, "error") or "retry"
 
     def failure(each: Receipt) -> Failure:
         after = chosen if each.delay is None or chosen is not None else timedelta(seconds=each.delay)
-        return Failure(each.id, each.delivery, "", each.delay is None, after, error=storable(error) or "retry")
+        return Failure(each.id, each.delivery, "", each.delay is None, after, error=text)
 
     return _answer(receipt, using, _failing(failure))
 

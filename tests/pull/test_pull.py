@@ -14,7 +14,15 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connections, transaction
 
-from django_delayq import Verdict, cancel_message, pause_queue, requeue_message, reschedule_message, resume_queue
+from django_delayq import (
+    InvalidMessage,
+    Verdict,
+    cancel_message,
+    pause_queue,
+    requeue_message,
+    reschedule_message,
+    resume_queue,
+)
 from django_delayq.core.states import State
 from django_delayq.models import Message
 from django_delayq.pull import InvalidReceipt, Pulled, aack, ack, atake, extend, reject, release, retry, take
@@ -192,6 +200,14 @@ def test_a_retry_comes_after_its_delay_and_the_last_attempt_is_dead() -> None:
         assert (found.attempt, found.attempts_left) == (attempt, 3 - attempt)
         answer = retry(found.receipt, 0)
     assert answer.state == State.DEAD
+
+
+def test_an_error_that_is_no_text_is_refused_in_words() -> None:
+    put()
+    found = one()
+    with pytest.raises(InvalidMessage, match="error must be text, not ValueError"):
+        retry(found.receipt, error=ValueError("no room"))  # type: ignore[arg-type]
+    assert state(found.id) == State.RUNNING
 
 
 def test_a_retry_without_a_delay_follows_the_policy_of_the_message() -> None:
