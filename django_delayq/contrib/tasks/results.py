@@ -120,7 +120,7 @@ def _task(base: AnyTask, message: Any) -> AnyTask:
 def _moment(text: object) -> datetime | None:
     try:
         return datetime.fromisoformat(str(text)).astimezone(UTC)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -68,6 +68,12 @@ def test_the_result_that_is_read_equals_the_one_that_was_enqueued(ahead: timedel
     assert tasks.add.get_result(result.id) == result
     assert async_to_sync(tasks.add.aget_result)(result.id) == result
     assert message_of(result).due_at <= timezone.now() or ahead == timedelta(days=400)
+
+
+def test_a_time_before_all_others_in_the_east_is_read() -> None:
+    at = datetime.min.replace(tzinfo=timezone.get_fixed_timezone(14 * 60))
+    result = tasks.add.using(run_after=at).enqueue(1)
+    assert tasks.add.get_result(result.id).status == TaskResultStatus.READY
 
 
 def test_another_alias_of_the_backend_keeps_its_name(settings: Any) -> None:
