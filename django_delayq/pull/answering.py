@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any, overload
 
 from django.db import router
@@ -124,7 +125,7 @@ def extend(receipt: str | Many, lease: Duration, *, using: str | None = None) ->
     seconds = validation.checked("lease", values.span, lease, 1, values.YEAR)
 
     def write(using: str, receipts: Sequence[Receipt]) -> dict[int, Answered]:
-        renewals = [LeaseRenewal(each.id, each.delivery, seconds) for each in receipts]
+        renewals = [LeaseRenewal(each.id, each.delivery, seconds) for each in dict.fromkeys(receipts)]
         found = statements(using).extend(renewals)
         return {pk: Answered(pk, done=True, state=State.RUNNING, cancel_requested=c) for pk, c in found.items()}
 
@@ -157,12 +158,18 @@ def _answer(
     are_many = isinstance(receipt, list | tuple)
     receipts = [read(text, by) for text in (receipt if are_many else [receipt])]
     done = write(using, receipts)
-    if refused := [each.id for each in receipts if each.id not in done]:
-        rows = Message.objects.using(using).filter(pk__in=refused).values_list("pk", "state", "deliveries")
-        found = {pk: (State(state), deliveries) for pk, state, deliveries in rows}
-        done |= {pk: Answered(pk, done=True, state=state) for pk, (state, _last) in found.items() if state in holds}
-    answers = [done.get(each.id) or _refused(each, *found.get(each.id, (None, 0))) for each in receipts]
-    return answers if are_many else answers[0]
+    # A success holds for any delivery; of two others the later one alone can be the current one.
+    last = {} if holds else {each.id: each.delivery for each in sorted(receipts, key=attrgetter("delivery"))}
+    answers = {each: done[each.id] for each in receipts if each.id in done and each.delivery >= last.get(each.id, 0)}
+    if others := {each for each in receipts if each not in answers}:
+        rows = Message.objects.using(using).filter(pk__in=[each.id for each in others])
+        found = {pk: (State(state), number) for pk, state, number in rows.values_list("pk", "state", "deliveries")}
+        for each in others:
+            state, deliveries = found.get(each.id, (None, 0))
+            is_done = state in holds
+            answers[each] = Answered(each.id, True, state) if is_done else _refused(each, state, deliveries)
+    told = [answers[each] for each in receipts]
+    return told if are_many else told[0]
 
 
 def _refused(receipt: Receipt, state: State | None, deliveries: int) -> Answered:

@@ -202,6 +202,23 @@ def test_a_retry_comes_after_its_delay_and_the_last_attempt_is_dead() -> None:
     assert answer.state == State.DEAD
 
 
+def test_answers_for_two_deliveries_of_a_message_hold_for_the_later_one() -> None:
+    put()
+    first = one()
+    run_out(first.id)
+    second = taken_again()
+    receipts = [first.receipt, second.receipt, second.receipt]
+    told = extend(receipts, "1h")
+    assert [answer.done for answer in told] == [False, True, True]
+    assert "delivery 2 has it now" in str(told[0])
+    told = retry(receipts, "1h")
+    assert [answer.done for answer in told] == [False, True, True]
+    assert "it waits to be delivered again" in str(told[0])
+    assert moves(first.id)[-1] == "running>scheduled"
+    assert message(first.id).attempts == 1
+    assert [answer.done for answer in ack(receipts)] == [True] * 3
+
+
 def test_an_error_that_is_no_text_is_refused_in_words() -> None:
     put()
     found = one()
