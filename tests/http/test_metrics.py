@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,6 +34,8 @@ def test_prometheus_reads_the_numbers_of_a_namespace(published: Wire) -> None:
     assert found["delayq_database_up"] == [({}, 1.0)]
     assert {labels.get("queue", "ns1.q1") for each in found.values() for labels, _value in each} == {"ns1.q1"}
     assert b"secret" not in answer.content
+    # The messages of other namespaces are in these.
+    assert not {name for name in found if re.search("estimate|running|dead", name)}
 
 
 def test_the_queues_of_other_namespaces_leave_room_for_those_of_one(published: Wire) -> None:

@@ -10,8 +10,12 @@ from prometheus_client.registry import Collector
 from .server import Gauges
 
 
+# They count the messages of all namespaces together.
+OF_ALL = {f"delayq_{name}" for name in ("scheduled_messages_estimate", "running_messages", "dead_messages")}
+
+
 class NamespaceGauges(Collector):
-    """The gauges that have no label, and those of queues and topics that begin with a prefix."""
+    """The gauges of the servers and workers, and those of queues and topics that begin with a prefix."""
 
     def __init__(self, using: str, prefix: str) -> None:
         self._gauges = Gauges(using, prefix=prefix)
@@ -20,7 +24,7 @@ class NamespaceGauges(Collector):
         """Yield the gauges, with values that are read now."""
         for family in self._gauges.collect():
             family.samples = [each for each in family.samples if not each.labels or {"queue", "topic"} & {*each.labels}]
-            if family.samples:
+            if family.samples and family.name not in OF_ALL:
                 yield family
 
 
