@@ -20,6 +20,9 @@ from ..record.sql import limit_statements
 from ..record.sql.moves import writing
 from . import pausing
 
+# The column of an override has room for this many characters of a rate.
+LONGEST_RATE = 40
+
 
 def override_limit(
     *,
@@ -102,6 +105,8 @@ def override(
         raise InvalidMessage("give a limit, a rate or a burst")
     try:
         limits.override(None, limit, rate or "", burst)
+        if rate and len(rate) > LONGEST_RATE:
+            raise ValueError(f"rate must have at most {LONGEST_RATE} characters")
     except ValueError as error:
         raise InvalidMessage(str(error)) from error
     row = LimitOverride(name=name, limit=limit, rate=rate or "", burst=burst, reason=validation.reason(reason))

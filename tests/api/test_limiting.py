@@ -154,6 +154,7 @@ def test_a_change_tells_who_made_it_and_why(django_capture_on_commit_callbacks: 
         {"topic": "t", "rate": "0/s"},
         {"topic": "t", "burst": 0},
         {"topic": "no topic", "limit": 1},
+        {"topic": "t", "rate": "1/" + "1h" * 30},
         {"topic": "t", "limit": 1, "duration": 0},
         {"topic": "t", "limit": 1, "duration": "1h", "until": timezone.now() + timedelta(hours=1)},
     ],
