@@ -223,7 +223,7 @@ def test_an_error_that_is_no_text_is_refused_in_words() -> None:
     put()
     found = one()
     with pytest.raises(InvalidMessage, match="error must be text, not ValueError"):
-        retry(found.receipt, error=ValueError("no room"))  # type: ignore[arg-type]
+        retry(found.receipt, error=ValueError("no room"))  # type: ignore[call-overload]
     assert state(found.id) == State.RUNNING
 
 
