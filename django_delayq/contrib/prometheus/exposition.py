@@ -9,7 +9,6 @@ from prometheus_client.registry import Collector
 
 from .server import Gauges
 
-
 # They count the messages of all namespaces together.
 OF_ALL = {f"delayq_{name}" for name in ("scheduled_messages_estimate", "running_messages", "dead_messages")}
 
