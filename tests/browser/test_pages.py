@@ -21,7 +21,7 @@ from . import busy_day
 from .chromium import expect
 from .conftest import Open
 from .seed import LONG, installation
-from .tour import SIZES, Tour
+from .tour import SIZES, TOO_WIDE, Tour
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -174,6 +174,28 @@ def test_a_phone_shows_the_tab_of_the_page(open_page: Open, boss: User) -> None:
     page.set_viewport_size(SIZES["phone"])
     page.goto(url("limits_changelist"))
     expect(page.locator(".dq-nav [aria-current]")).to_be_in_viewport(ratio=1)
+
+
+def test_a_phone_folds_the_states_and_has_buttons_at_its_bottom_for_ticked_rows(
+    open_page: Open, seeded: dict[State, Message]
+) -> None:
+    page = open_page()
+    page.set_viewport_size(SIZES["phone"])
+    page.goto(url("message_changelist"))
+    dead, cancel = page.get_by_role("link", name="Dead"), page.get_by_role("button", name="Cancel…")
+    expect(dead).to_be_hidden()
+    expect(cancel).to_be_hidden()
+    page.locator("#result_list .action-select").nth(3).check()
+    expect(cancel).to_be_in_viewport(ratio=1)
+    page.locator("#result_list .action-select").last.check()
+    expect(cancel).to_be_in_viewport(ratio=1)
+    assert not page.evaluate(TOO_WIDE)
+    page.locator("#result_list .action-select").last.uncheck()
+    page.locator("#result_list .action-select").nth(3).uncheck()
+    page.get_by_role("button", name="Live").click()
+    with page.expect_navigation():
+        dead.click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(7)
 
 
 def test_a_laptop_shows_a_dozen_messages_at_once(open_page: Open, seeded: dict[State, Message]) -> None:

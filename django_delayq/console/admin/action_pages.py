@@ -90,8 +90,19 @@ class ActionPages(ReadOnly):
         found: dict[str, Any] = super().get_actions(request)
         for action in self._allowed(request):
             name = f"{action.name}_selected"
-            found[name] = (partial(type(self).ask_for_selection, action=action), name, str(action.selected))
+            found[name] = (partial(type(self).ask_for_selection, action=action), name, f"{action.label}…")
         return found
+
+    def buttons(self, request: HttpRequest, states: frozenset[State]) -> list[SimpleNamespace]:
+        """Return the buttons of a list of messages in these states: for the actions that change such messages, and for
+        those of the project.
+        """
+        ours = {f"{action.name}_selected": action for action in CONSOLE_ACTIONS.values()}
+        return [
+            SimpleNamespace(name=name, label=label, final=name in ours and ours[name].final)
+            for _do, name, label in self.get_actions(request).values()
+            if name not in ours or ours[name].action.states & states
+        ]
 
     def _allowed(self, request: HttpRequest) -> Iterator[ConsoleAction]:
         return (action for action in CONSOLE_ACTIONS.values() if self.may(request, action.name))

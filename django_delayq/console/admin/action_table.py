@@ -27,8 +27,7 @@ class ConsoleAction:
 
     action: actions.Action
     label: Text
-    # The text in the menu of the list, and the title of the confirmation page.
-    selected: Text
+    # The title of the confirmation page.
     question: Text
     effect: Text
     form: type[ReasonForm] = ReasonForm
@@ -54,14 +53,12 @@ _TABLE = (
     ConsoleAction(
         actions.CANCEL,
         pgettext_lazy("verb", "Cancel"),
-        _("Cancel selected messages…"),
         _("Cancel messages"),
         _("will be cancelled"),
     ),
     ConsoleAction(
         actions.RESCHEDULE,
         _("Reschedule"),
-        _("Reschedule selected messages…"),
         _("Reschedule messages"),
         _("will be moved to the new time"),
         RescheduleForm,
@@ -69,7 +66,6 @@ _TABLE = (
     ConsoleAction(
         actions.RUN,
         _("Run now"),
-        _("Run selected messages now…"),
         _("Run messages now"),
         _("will be due at once"),
         SpreadForm,
@@ -77,7 +73,6 @@ _TABLE = (
     ConsoleAction(
         actions.MOVE,
         pgettext_lazy("verb", "Move"),
-        _("Move selected messages…"),
         _("Move messages"),
         _("will wait in the queue and with the priority that you give"),
         MoveForm,
@@ -85,7 +80,6 @@ _TABLE = (
     ConsoleAction(
         actions.REQUEUE,
         _("Requeue"),
-        _("Requeue selected messages…"),
         _("Requeue messages"),
         _("will be scheduled again, unless another message holds the same key"),
         RequeueForm,
@@ -93,7 +87,6 @@ _TABLE = (
     ConsoleAction(
         actions.PURGE,
         _("Purge"),
-        _("Purge selected messages…"),
         _("Purge finished messages"),
         _("will be deleted, with its log"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -16,7 +17,7 @@ from ...core.states import State
 from ...inspector import diagnostics
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import Capped
-from ...inspector.stats import LimitState
+from ...inspector.stats import LimitState, overdue_cutoff
 from ...models import Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
 from ...project import pulled, registry
@@ -26,6 +27,12 @@ from ..whereabouts import Whereabouts
 def moment(at: datetime, timespec: str = "milliseconds") -> str:
     """Return a moment as text, in the current time zone."""
     return timezone.localtime(at).replace(tzinfo=None).isoformat(sep=" ", timespec=timespec)
+
+
+def short_moment(at: datetime, now: datetime) -> str:
+    """Return a moment as text for lists, in the current time zone: the time of a moment today, else date and minute."""
+    local = timezone.localtime(at)
+    return f"{local:%H:%M:%S}" if local.date() == timezone.localtime(now).date() else f"{local:%Y-%m-%d %H:%M}"
 
 
 def clock(at: datetime) -> str:
@@ -48,25 +55,50 @@ def state_label(state: str | None) -> str:
     return str(State(state).label) if state else _("new")
 
 
-def timing(message: Message, now: datetime, limit: str | None = None) -> str:
+class Standing(NamedTuple):
+    """What the badge of a message shows: the kind of its colour, a word, and what it waits for: a limit, or a pause."""
+
+    kind: str
+    word: str
+    why: str = ""
+
+
+def standing(message: Message, now: datetime, limit: str | None, pause: str | None) -> Standing:
+    """Return the state of a message, or that it waits for a limit or for the end of a pause, or is overdue.
+
+    ``pause`` is the reason for the pause of its queue; None: the queue is not paused.
+    """
+    if limit is not None:
+        return Standing("limited", _("limited"), limit)
+    if message.state == State.SCHEDULED and message.due_at <= now:
+        if pause is not None:
+            return Standing("paused", _("paused"), pause)
+        if message.due_at < overdue_cutoff(now) and pulled.terms(message.queue) is None:
+            return Standing("overdue", _("overdue"))
+    return Standing(message.state, state_label(message.state))
+
+
+def timing(message: Message, now: datetime, kind: str = "") -> str:
     """Return in a few words, for lists, when a message is due, how late it is, or when it ended.
 
-    ``limit`` is the limit for which it waits.
+    ``kind`` is that of its ``Standing``, if known.
     """
     if message.finished_at is not None:
-        return _("ended %(span)s ago") % {"span": _unbroken(now - message.finished_at)}
-    if limit is not None:
-        return _("limited for %(span)s") % {"span": _unbroken(now - message.due_at)}
+        return _("ended %(span)s ago") % {"span": unbroken(now - message.finished_at)}
+    if kind == "limited":
+        return _("limited for %(span)s") % {"span": unbroken(now - message.due_at)}
     if message.state != State.SCHEDULED:
         return ""
     if message.due_at > now:
-        return _("in %(span)s") % {"span": _unbroken(message.due_at - now)}
-    text = _("overdue by %(span)s") if pulled.terms(message.queue) is None else _("due for %(span)s")
-    return text % {"span": _unbroken(now - message.due_at)}
+        return _("in %(span)s") % {"span": unbroken(message.due_at - now)}
+    is_meant_to_wait = kind == "paused" or pulled.terms(message.queue) is not None
+    text = _("due for %(span)s") if is_meant_to_wait else _("overdue by %(span)s")
+    return text % {"span": unbroken(now - message.due_at)}
 
 
-def _unbroken(length: timedelta) -> str:
-    return span(length).replace(" ", "\N{NO-BREAK SPACE}")
+def unbroken(length: timedelta) -> str:
+    """Return a length of time in words for a list: in whole seconds, at least one, and without a break of the line."""
+    return brief(max(1, round(length.total_seconds()))).replace(".0 s", " s").replace(" ", "\N{NO-BREAK SPACE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +115,16 @@ def explain(
     now: datetime,
     where: Whereabouts | None = None,
     in_line: InLine | None = None,
+    pause: Queue | None = None,
 ) -> list[str]:
-    """Return sentences that explain why a message is in its state and what happens next."""
+    """Return sentences that explain why a message is in its state and what happens next.
+
+    ``pause`` is that of its queue.
+    """
     if in_line is not None:
-        sentences = _limited(message, now, where, in_line)
+        sentences = _limited(message, now, where, in_line, pause)
     elif message.state == State.SCHEDULED:
-        sentences = _scheduled(message, now, where)
+        sentences = _scheduled(message, now, where, pause)
     else:
         return _running(message, now) if message.state == State.RUNNING else [_finished(message, last)]
     if message.attempts:
@@ -112,14 +148,16 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     return "; ".join(said)
 
 
-def _limited(message: Message, now: datetime, where: Whereabouts | None, in_line: InLine) -> list[str]:
+def _limited(
+    message: Message, now: datetime, where: Whereabouts | None, in_line: InLine, pause: Queue | None
+) -> list[str]:
     """Return what to say of a message that a limit holds back."""
     values = {"limit": in_line.limit.name, "use": limit_text(in_line.limit, now)}
     sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
     if in_line.before is not None:
         sentences.append(_next_in_line(in_line.before))
     sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
-    return sentences + _obstacles(message, now, where, is_due=False)
+    return sentences + _obstacles(message, now, where, pause, is_due=False)
 
 
 def _next_in_line(before: Capped) -> str:
@@ -129,7 +167,7 @@ def _next_in_line(before: Capped) -> str:
     return text % {"count": before}
 
 
-def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> list[str]:
+def _scheduled(message: Message, now: datetime, where: Whereabouts | None, pause: Queue | None) -> list[str]:
     """Return what to say of a scheduled message that no limit holds back."""
     if message.expires_at is not None and message.expires_at <= now:
         return [
@@ -141,15 +179,15 @@ def _scheduled(message: Message, now: datetime, where: Whereabouts | None) -> li
     else:
         text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
     values = {"span": span(abs(message.due_at - now)), "queue": message.queue}
-    return [text % values, *_obstacles(message, now, where, is_due=message.due_at <= now)]
+    return [text % values, *_obstacles(message, now, where, pause, is_due=message.due_at <= now)]
 
 
-def _obstacles(message: Message, now: datetime, where: Whereabouts | None, *, is_due: bool) -> list[str]:
+def _obstacles(
+    message: Message, now: datetime, where: Whereabouts | None, pause: Queue | None, *, is_due: bool
+) -> list[str]:
     """Return what keeps a scheduled message from its worker: a pause, no worker, or Redis without it."""
-    values, sentences = {"queue": message.queue, "topic": message.topic}, []
-    pause = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue).first()
-    if pause is not None:
-        sentences.append(pause_text(pause))
+    values = {"queue": message.queue, "topic": message.topic}
+    sentences = [] if pause is None else [pause_text(pause)]
     if pulled.terms(message.queue) is not None:
         return sentences
     served = _served_topics(message, now)
@@ -224,7 +262,7 @@ def _running(message: Message, now: datetime) -> list[str]:
     values = {
         "worker": message.worker,
         "delivery": message.deliveries,
-        "until": moment(until),
+        "until": moment(until, "seconds"),
         "span": span(now - until),
     }
     if until > now:
@@ -276,7 +314,7 @@ def _why(last: Transition) -> str:
 def _finished(message: Message, last: Transition | None) -> str:
     """Say how, when and by whom a message was finished."""
     values = {
-        "at": moment(message.finished_at) if message.finished_at else "",
+        "at": moment(message.finished_at, "seconds") if message.finished_at else "",
         "actor": last.actor if last else "",
     }
     text = {

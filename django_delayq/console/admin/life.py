@@ -61,10 +61,12 @@ def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeSt
     for part in parts:
         lengths[part.kind] += part.length
     whole = max(timedelta(microseconds=1), parts[-1].end - start)
+    timespec = "milliseconds" if whole < timedelta(minutes=1) else "seconds"
     return charts.life(
-        _("From %(start)s to %(end)s, to scale") % {"start": moment(start), "end": moment(parts[-1].end)},
+        _("From %(start)s to %(end)s, to scale")
+        % {"start": moment(start, timespec), "end": moment(parts[-1].end, timespec)},
         [(_KINDS[each.kind][0], (each.start - start) / whole, each.length / whole, each.text) for each in parts],
-        [(fill, f"{name}: {span(lengths[kind])}") for kind, (fill, name) in _KINDS.items() if kind in lengths],
+        [(fill, f"{name}: {took}") for kind, (fill, name) in _KINDS.items() if (took := span(lengths[kind])) != "0 ms"],
     )
 
 

@@ -14,7 +14,7 @@ from django.contrib.admin.exceptions import DisallowedModelAdminLookup
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db.models import F, QuerySet
+from django.db.models import F, OuterRef, QuerySet, Subquery
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -22,11 +22,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ...core import names
-from ...core.states import FINAL, State
+from ...core.states import FINAL, LIVE
 from ...inspector import stats, worker_list
 from ...inspector.numbers import Capped, total
 from ...inspector.worker_list import list_workers
-from ...models import Message
+from ...models import Message, Queue
 from ...record import reads
 from ...record.sql import statements
 from ..console_tuning import timeouts, tuning
@@ -45,8 +45,9 @@ from .readonly import CappedCount
 class MessageList(ChangeList):
     """One page of a search. ``asked`` is the search; ``too_slow`` is True when no index serves it in time."""
 
-    # An attribute of Django's that its types do not declare.
+    # Attributes of Django's that its types do not declare so.
     filter_specs: list[Any]
+    model_admin: Any
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> QuerySet[Message]:
         """Return all that the search finds, for actions; ``get_results`` reads the page itself."""
@@ -57,10 +58,12 @@ class MessageList(ChangeList):
         self.asked = search_box.read_search(request, self.params, self.root_queryset.db)
         self.filter_specs = []
         self.has_filters = False
-        self.has_active_filters = bool(self.asked.box.text)
-        self.clear_all_filters_qs = "?"
-        if self.asked.whole.states <= FINAL:
-            self.list_display = ["ended" if name == "due" else name for name in self.list_display]
+        states = self.asked.whole.states
+        self.buttons = self.model_admin.buttons(request, states)
+        unused = {"due"} if states <= FINAL else {"ended"} if states <= LIVE else set[str]()
+        if not self.buttons:
+            unused.add("action_checkbox")
+        self.list_display = [name for name in self.list_display if name not in unused]
         self.order = self._chosen_order() or self.asked.whole.order
         found: QuerySet[Message] = self.root_queryset.filter(self.asked.whole.condition())
         return found.order_by(*self.order)
@@ -112,7 +115,8 @@ class MessageList(ChangeList):
         limited = stats.waits_for(rows.db, self.result_list, now)
         for message in self.result_list:
             # The list shows them.
-            message.waits_for, message.read_at = limited.get(message.pk), now
+            message.read_at, pause = now, vars(message)["pause"]
+            message.standing = explanation.standing(message, now, limited.get(message.pk), pause)
         self.result_count = self._count(found, offset, len(ids))
         reached, most = self.result_count, tuning.nearest_rows
         # How many messages are sorted, in words; empty for all.
@@ -121,9 +125,7 @@ class MessageList(ChangeList):
             reached, self.sorted_among = min(reached, most), f"{most:,}"
         self.paginator = Paginator(range(reached), self.list_per_page)
         self.multi_page = reached > self.list_per_page
-        self.show_full_result_count = self.can_show_all = False
-        self.full_result_count = None
-        self.show_admin_actions = bool(ids)
+        self.show_admin_actions = bool(ids and self.buttons)
 
     def _ids(self, found: Listing, offset: int, milliseconds: int) -> list[int]:
         """Return the ids of a page and one more; if the search is too slow, those that can be found quickly."""
@@ -160,14 +162,30 @@ class MessageList(ChangeList):
         found = total(self.counts[state] for state in states)
         return Capped(min(found.count, tuning.counted), found.more or found.count > tuning.counted)
 
+    @property
+    def shown_count(self) -> str:
+        """The number of rows in all, as the page shows it."""
+        count = self.result_count
+        return str(count) if isinstance(count, CappedCount) else f"{count:,}"
+
+    def pages(self) -> Iterator[SimpleNamespace]:
+        """Yield the links to the pages, and the gaps between them, as ``choices.html`` shows them."""
+        for number in self.paginator.get_elided_page_range(self.page_num, on_each_side=2, on_ends=1):
+            url = self.get_query_string({PAGE_VAR: number}) if isinstance(number, int) else ""
+            yield SimpleNamespace(label=number, url=url, chosen=number == self.page_num)
+
+    def pauses(self) -> list[tuple[str, str, str]]:
+        """Return the queues whose pause keeps messages of the page, with its reason and the address of the queue."""
+        kept = [message for message in self.result_list if message.standing.kind == "paused"]
+        found = {message.queue: message.standing.why for message in kept}
+        return [(queue, why, self.model_admin.url(Queue, "detail", queue)) for queue, why in found.items()]
+
     def tabs(self) -> Iterator[SimpleNamespace]:
         """Yield the tabs as the page shows them. ``count`` is empty when the number is not known."""
         for tab in search_box.TABS:
             count, here = self.tab_count(tab), tab is self.asked.tab
             if here and not self.too_slow:
-                shown = (
-                    f"{self.result_count}" if isinstance(self.result_count, CappedCount) else f"{self.result_count:,}"
-                )
+                shown = self.shown_count
             else:
                 shown = "" if count.more and not count.count else str(count)
             others = [PAGE_VAR, ORDER_VAR, search_box.LONGER_VAR]
@@ -202,9 +220,14 @@ def _near(using: str, search: Search) -> list[tuple[str, str]]:
 
 
 def _rows(rows: QuerySet[Message], ids: list[int]) -> list[Message]:
-    """Read the messages of a page in its order: without the wide columns, but with a payload that is small."""
+    """Read the messages of a page in its order: without the wide columns, but with a payload that is small.
+
+    ``pause`` is the reason for the pause of its queue; None: the queue is not paused.
+    """
     narrow = rows.filter(pk__in=ids).defer("payload", "headers", "retry", "result")
-    found = narrow.annotate(small_payload=small(tuning.small_payload), payload_size=StoredSize(F("payload"))).in_bulk()
+    pauses = Queue.objects.using(rows.db).filter(Queue.PAUSED, name=OuterRef("queue")).values("reason")
+    beside = {"small_payload": small(tuning.small_payload), "payload_size": StoredSize(F("payload"))}
+    found = narrow.annotate(pause=Subquery(pauses), **beside).in_bulk()
     return [found[pk] for pk in ids if pk in found]
 
 
@@ -215,7 +238,7 @@ _SELECT = "Select this object for an action - {}"
 class MessageAdmin(ExportView, MessagePage):
     """The list of messages. Everything is read-only, but for the actions."""
 
-    list_display = ("ident", "badge", "subject", "due", "failure", "identity", "place", "tries", "preview")
+    list_display = ("ident", "badge", "subject", "due", "ended", "failure", "identity", "place", "tries", "preview")
     # Makes Django show the search box; ``search_box.read_search`` reads the search.
     search_fields = ("=id",)
     change_list_template = "delayq_console/message/change_list.html"
@@ -249,12 +272,9 @@ class MessageAdmin(ExportView, MessagePage):
 
     @admin.display(description=_("state"))
     def badge(self, message: Message) -> str:
-        label = State(message.state).label
-        limit = getattr(message, "waits_for", None)
-        if limit is not None:
-            shown = '<span class="dq-badge dq-state-limited" title="{}">{}</span>'
-            return format_html(shown, limit, gettext("limited"))
-        return format_html('<span class="dq-badge dq-state-{}">{}</span>', message.state, label)
+        kind, word, why = vars(message)["standing"]
+        title = format_html(' title="{}"', why) if why else ""
+        return format_html('<span class="dq-badge dq-state-{}"{}>{}</span>', kind, title, word)
 
     @admin.display(description=_("topic"))
     def subject(self, message: Message) -> str:
@@ -270,11 +290,16 @@ class MessageAdmin(ExportView, MessagePage):
 
     @admin.display(description=_("due"), ordering="due_at")
     def due(self, message: Message) -> str:
-        return _when(message, message.due_at)
+        is_over = message.finished_at is not None
+        words = "" if is_over else explanation.timing(message, vars(message)["read_at"], vars(message)["standing"].kind)
+        return _when(message, message.due_at, words)
 
-    @admin.display(description=_("finished"), ordering="finished_at")
-    def ended(self, message: Message) -> str:
-        return _when(message, message.finished_at or message.due_at)
+    @admin.display(description=_("finished"), ordering="finished_at", empty_value="")
+    def ended(self, message: Message) -> str | None:
+        if message.finished_at is None:
+            return None
+        ago = explanation.unbroken(vars(message)["read_at"] - message.finished_at)
+        return _when(message, message.finished_at, gettext("%(span)s ago") % {"span": ago})
 
     @admin.display(description=_("attempts"), ordering="attempts")
     def tries(self, message: Message) -> str:
@@ -295,14 +320,14 @@ class MessageAdmin(ExportView, MessagePage):
         return gettext("large") if size and size > 100 else None
 
 
-def _when(message: Message, at: datetime) -> str:
+def _when(message: Message, at: datetime, words: str) -> str:
     """Show a time of a message, and in words how long ago or ahead that is."""
     return format_html(
         '<time class="nowrap" datetime="{}" title="{}">{}</time> <span class="dq-muted nowrap">{}</span>',
         at.isoformat(),
         explanation.universal(at),
-        explanation.moment(at, "seconds"),
-        explanation.timing(message, vars(message)["read_at"], getattr(message, "waits_for", None)),
+        explanation.short_moment(at, vars(message)["read_at"]),
+        words,
     )
 
 

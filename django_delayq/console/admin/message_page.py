@@ -30,7 +30,7 @@ from ...core.retention import kept_for
 from ...core.states import FINAL, LIVE, State
 from ...inspector import stats
 from ...inspector.consistency import Mismatch
-from ...models import Message, Transition
+from ...models import Message, Queue, Transition
 from ...project import conf, pulled
 from ...record import reads
 from ...record.sql import statements
@@ -176,15 +176,18 @@ class MessagePage(ActionPages):
         now = reads.now(message._state.db or "default")
         moves = log(message)
         told = deliveries(moves, now)
-        where, in_line = locate(message), _in_line(message, now)
+        where, in_line, pause = locate(message), _in_line(message, now), _pause(message)
         content = payload.pretty(message.payload, masked=masked)
         result = "" if message.result is None else payload.pretty(message.result, masked=masked)
+        headers = payload.pretty(message.headers, masked=masked) if message.headers else ""
+        has_masks = any(payload.MASK in shown for shown in (content, headers, result))
         facts = {
             "original": message,
             "kept": self.kept(request),
             "back": self.list_as_it_was(request),
-            "state": State(message.state),
-            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line),
+            "standing": _standing(message, now, in_line, pause),
+            "explanation": explanation.explain(message, moves[-1] if moves else None, now, where, in_line, pause),
+            "pause_url": "" if pause is None else self.url(Queue, "detail", message.queue),
             "alike": _alike(message, now),
             "alike_url": self.list_url(Message, f"{_alike_text(message)} finished:<1h", state="all"),
             "life": life.line(message, moves, now),
@@ -197,14 +200,14 @@ class MessagePage(ActionPages):
             "copied": (_("id"), _("key")),
             "payload": content[: tuning.payload_characters],
             "cut": len(content) > tuning.payload_characters,
-            "headers": payload.pretty(message.headers, masked=masked) if message.headers else "",
+            "headers": headers,
             "result": result[: tuning.payload_characters],
             "result_cut": len(result) > tuning.payload_characters,
             "masked": masked,
             "again": form or self._again(request, message, masked=masked),
             "again_nonce": secrets.token_urlsafe(12),
             "nonce": secrets.token_urlsafe(12) if self._may_repeat(request, message) else "",
-            "may_reveal": masked and self.may(request, "reveal"),
+            "may_reveal": masked and has_masks and self.may(request, "reveal"),
             "call": _call(message) if len(content) <= tuning.payload_characters else "",
             "where": where,
             "compared": _compared(message, where),
@@ -300,6 +303,19 @@ def _in_line(message: Message, now: datetime) -> explanation.InLine | None:
         | (same & Q(due_at=message.due_at, pk__lt=message.pk))
     )
     return explanation.InLine(limit, in_time(using, timeouts.beside, stats.count_capped, before, tuning.counted))
+
+
+def _standing(
+    message: Message, now: datetime, in_line: explanation.InLine | None, pause: Queue | None
+) -> explanation.Standing:
+    limit = None if in_line is None else in_line.limit.name
+    return explanation.standing(message, now, limit, None if pause is None else pause.reason)
+
+
+def _pause(message: Message) -> Queue | None:
+    """Return the pause that keeps a scheduled message."""
+    paused = Queue.objects.using(message._state.db).filter(Queue.PAUSED, name=message.queue)
+    return paused.first() if message.state == State.SCHEDULED else None
 
 
 _ABSENT = gettext_lazy("not in Redis")
@@ -429,8 +445,8 @@ def _to_come(message: Message, last: Sequence[SimpleNamespace], now: datetime) -
     """Return the rows of the timeline that are still to come."""
 
     def step(at: datetime, before: str, after: str, reason: str = "") -> SimpleNamespace:
-        texts = {"moment": moment(at), "before": before, "after": after, "took": span(at - now), "reason": reason}
-        return SimpleNamespace(at=at, future=True, **texts)
+        texts = {"moment": moment(at, "seconds"), "before": before, "after": after, "took": span(at - now)}
+        return SimpleNamespace(at=at, future=True, reason=reason, **texts)
 
     if message.state == State.SCHEDULED:
         coming = [step(message.due_at, state_label(message.state), _("due"))]

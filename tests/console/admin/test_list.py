@@ -17,8 +17,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_delayq import schedule_message
-from django_delayq.console.admin import MessageAdmin, readonly
+from django_delayq import pause_queue, resume_queue, schedule_message
+from django_delayq.console.admin import MessageAdmin, panels, readonly
 from django_delayq.console.models import AuditEvent
 from django_delayq.console.search import language
 from django_delayq.core import bounds
@@ -403,6 +403,109 @@ def test_the_list_says_when_and_how_late(viewer: Client) -> None:
     page = samples.text(response)
     assert re.search(r"in 4\sm\s\d+\ss", page)
     assert re.search(r"overdue by [\d.]+\sm?s", page)
+
+
+def test_a_due_message_of_a_paused_queue_says_so_and_why_without_a_statement_more(viewer: Client) -> None:
+    held, later, other = (samples.scheduled(queue=queue) for queue in ("mails", "mails", "letters"))
+    samples.late(held, other, seconds=90)
+
+    def look() -> tuple[str, int]:
+        panels.forget()
+        with CaptureQueriesContext(connection) as captured:
+            html = viewer.get(reverse(samples.LIST)).content.decode()
+        return html, len(asked(captured))
+
+    html, number = look()
+    assert "dq-state-paused" not in html
+    pause_queue("mails", reason="relay <moved>")
+    html, number_then = look()
+    assert number_then == number
+    row, row_later, row_other = (_row(html, each.pk) for each in (held, later, other))
+    assert '<span class="dq-badge dq-state-paused" title="relay &lt;moved&gt;">paused</span>' in row
+    assert "due for 1\N{NO-BREAK SPACE}m" in row
+    assert '<span class="dq-badge dq-state-overdue">overdue</span>' in row_other
+    assert "overdue by 1\N{NO-BREAK SPACE}m" in row_other
+    assert "dq-state-scheduled" in row_later
+    # On a phone nothing is under the mouse: the reason stands above the list, too.
+    assert f'relay &lt;moved&gt;</span> <a href="{samples.admin_url("queue_detail", "mails")}">Queue mails</a>' in html
+    resume_queue("mails")
+    assert "dq-state-paused" not in look()[0]
+
+
+def test_each_column_of_a_mixed_list_says_its_own_time(viewer: Client) -> None:
+    live, over = samples.scheduled(delay="250s"), samples.cancelled(delay="2h")
+    unguarded(Message).filter(pk=over.pk).update(finished_at=now(samples.DB) - timedelta(minutes=5))
+    html = viewer.get(reverse(samples.LIST), {"state": "all"}).content.decode()
+    cells = {
+        pk: dict(re.findall(r'<td class="field-(\w+)[^"]*">(.*?)</td>', _row(html, pk))) for pk in (live.pk, over.pk)
+    }
+    words = {pk: [samples.without_tags(cells[pk][name]).strip() for name in ("due", "ended")] for pk in cells}
+    assert re.fullmatch(r"[\d: -]+ in 4\sm\s\d+\ss", words[live.pk][0])
+    assert words[live.pk][1] == ""
+    # A cancelled message is not due in two hours any more.
+    assert re.fullmatch(r"[\d: -]+", words[over.pk][0])
+    assert re.fullmatch(r"[\d: -]+ 5\sm(\s\d+\ss)? ago", words[over.pk][1])
+    columns = {state: viewer.get(reverse(samples.LIST), {"state": state}).context["cl"].list_display for state in TIMES}
+    assert {state: [name for name in found if name in ("due", "ended")] for state, found in columns.items()} == TIMES
+
+
+# The columns of times by tab.
+TIMES = {"live": ["due"], "scheduled": ["due"], "dead": ["ended"], "all": ["due", "ended"]}
+
+
+def _row(html: str, pk: int) -> str:
+    found = re.search(f">#{pk}</a>.*?</tr>", html)
+    assert found is not None
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"state": "live"}, ["cancel", "reschedule", "run", "move"]),
+        ({"state": "running"}, ["cancel"]),
+        ({"state": "dead"}, ["requeue", "purge"]),
+        ({"state": "consumed"}, ["purge"]),
+        ({"q": "state:scheduled,dead"}, ["cancel", "reschedule", "run", "move", "requeue", "purge"]),
+    ],
+)
+def test_a_list_has_a_button_for_each_action_on_its_states(
+    chief: Client, query: dict[str, str], expected: list[str]
+) -> None:
+    samples.one_of_each()
+    html = chief.get(reverse(samples.LIST), query).content.decode()
+    actions = re.findall(r'name="action" value="(\w+)_selected"', html)
+    places = re.findall(r'<button type="submit" name="index" value="(\d+)" class="[^"]*">\s*[A-Z][a-z ]+…', html)
+    assert actions == expected
+    assert [int(place) for place in places] == [*range(len(expected))]
+
+
+def test_the_button_that_is_pressed_is_the_action_that_is_asked_about(chief: Client) -> None:
+    message = samples.scheduled()
+    given = {"action": ["cancel_selected", "reschedule_selected", "run_selected"], "_selected_action": [message.pk]}
+    for place, question in enumerate(("Cancel messages", "Reschedule messages", "Run messages now")):
+        asked_for = chief.post(reverse(samples.LIST), {**given, "index": str(place)})
+        assert str(asked_for.context["title"]) == question
+    answered = chief.post(reverse(samples.LIST), {"action": given["action"], "index": "1"}, follow=True)
+    assert samples.said(answered)[0].startswith("Items must be selected")
+
+
+def test_a_user_without_an_action_on_the_states_of_a_list_has_nothing_to_tick(db: None) -> None:
+    samples.one_of_each()
+    client = logged_in(person("rita", "view_message", "requeue_message"))
+    for state, ticked in (("live", False), ("dead", True)):
+        html = client.get(reverse(samples.LIST), {"state": state}).content.decode()
+        assert ('name="_selected_action"' in html, 'name="action"' in html) == (ticked, ticked)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_the_pages_of_a_list_are_links_with_gaps(viewer: Client) -> None:
+    samples.many(60)
+    html = viewer.get(reverse(samples.LIST), {"state": "live", "p": 6}).content.decode()
+    (pages,) = re.findall(r'data-dq-region="pages">(.*?)</div>', html, re.DOTALL)
+    assert samples.without_tags(pages).split() == ["1", "…", "4", "5", "6", "7", "8", "…", "12", "60", "messages"]
+    assert '<a class="dq-chip" href="?p=7&amp;state=live">7</a>' in pages
+    assert "aria-current" in re.findall(r"<a [^>]*>6</a>", pages)[0]
 
 
 def test_a_row_has_a_preview_of_its_payload_redacted_and_never_markup(viewer: Client) -> None:
