@@ -121,12 +121,17 @@ def explain(
 
     ``pause`` is that of its queue.
     """
-    if in_line is not None:
-        sentences = _limited(message, now, where, in_line, pause)
-    elif message.state == State.SCHEDULED:
-        sentences = _scheduled(message, now, where, pause)
-    else:
+    if message.state != State.SCHEDULED:
         return _running(message, now) if message.state == State.RUNNING else [_finished(message, last)]
+    if message.expires_at is not None and message.expires_at <= now:
+        sentences = [
+            _("No worker started it before it expired: it will not run, and a worker is about to mark it as expired.")
+        ]
+    elif in_line is not None:
+        sentences = _limited(message, now, in_line) + _obstacles(message, now, where, pause, is_due=False)
+    else:
+        is_due = message.due_at <= now
+        sentences = [_scheduled(message, now), *_obstacles(message, now, where, pause, is_due=is_due)]
     if message.attempts:
         sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
     return sentences
@@ -148,16 +153,13 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     return "; ".join(said)
 
 
-def _limited(
-    message: Message, now: datetime, where: Whereabouts | None, in_line: InLine, pause: Queue | None
-) -> list[str]:
+def _limited(message: Message, now: datetime, in_line: InLine) -> list[str]:
     """Return what to say of a message that a limit holds back."""
     values = {"limit": in_line.limit.name, "use": limit_text(in_line.limit, now)}
     sentences = [_("Limited: it waits for %(limit)s (%(use)s).") % values]
     if in_line.before is not None:
         sentences.append(_next_in_line(in_line.before))
-    sentences.append(_("It has been due for %(span)s.") % {"span": span(now - message.due_at)})
-    return sentences + _obstacles(message, now, where, pause, is_due=False)
+    return [*sentences, _("It has been due for %(span)s.") % {"span": span(now - message.due_at)}]
 
 
 def _next_in_line(before: Capped) -> str:
@@ -167,19 +169,14 @@ def _next_in_line(before: Capped) -> str:
     return text % {"count": before}
 
 
-def _scheduled(message: Message, now: datetime, where: Whereabouts | None, pause: Queue | None) -> list[str]:
-    """Return what to say of a scheduled message that no limit holds back."""
-    if message.expires_at is not None and message.expires_at <= now:
-        return [
-            _("No worker started it before it expired: it will not run, and a worker is about to mark it as expired.")
-        ]
+def _scheduled(message: Message, now: datetime) -> str:
+    """Return when a scheduled message runs that no limit holds back."""
     if pulled.terms(message.queue) is not None:
         due = _("Due for %(span)s: it waits for a program that pulls the queue %(queue)s.")
         text = _("Due in %(span)s.") if message.due_at > now else due
     else:
         text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
-    values = {"span": span(abs(message.due_at - now)), "queue": message.queue}
-    return [text % values, *_obstacles(message, now, where, pause, is_due=message.due_at <= now)]
+    return text % {"span": span(abs(message.due_at - now)), "queue": message.queue}
 
 
 def _obstacles(

@@ -62,9 +62,10 @@ def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeSt
         lengths[part.kind] += part.length
     whole = max(timedelta(microseconds=1), parts[-1].end - start)
     timespec = "milliseconds" if whole < timedelta(minutes=1) else "seconds"
+    since, until = moment(start, timespec), moment(parts[-1].end, timespec)
     return charts.life(
-        _("From %(start)s to %(end)s, to scale")
-        % {"start": moment(start, timespec), "end": moment(parts[-1].end, timespec)},
+        # A life of one day has the date once.
+        _("From %(start)s to %(end)s, to scale") % {"start": since, "end": until.removeprefix(since[:11])},
         [(_KINDS[each.kind][0], (each.start - start) / whole, each.length / whole, each.text) for each in parts],
         [(fill, f"{name}: {took}") for kind, (fill, name) in _KINDS.items() if (took := span(lengths[kind])) != "0 ms"],
     )
