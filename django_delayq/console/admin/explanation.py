@@ -131,7 +131,7 @@ def explain(
         sentences = _limited(message, now, in_line) + _obstacles(message, now, where, pause, is_due=False)
     else:
         is_due = message.due_at <= now
-        sentences = [_scheduled(message, now), *_obstacles(message, now, where, pause, is_due=is_due)]
+        sentences = [_scheduled(message, now, pause), *_obstacles(message, now, where, pause, is_due=is_due)]
     if message.attempts:
         sentences.append(_("Failed attempts so far: %(failed)d.") % {"failed": message.attempts})
     return sentences
@@ -169,13 +169,14 @@ def _next_in_line(before: Capped) -> str:
     return text % {"count": before}
 
 
-def _scheduled(message: Message, now: datetime) -> str:
+def _scheduled(message: Message, now: datetime, pause: Queue | None) -> str:
     """Return when a scheduled message runs that no limit holds back."""
     if pulled.terms(message.queue) is not None:
         due = _("Due for %(span)s: it waits for a program that pulls the queue %(queue)s.")
         text = _("Due in %(span)s.") if message.due_at > now else due
     else:
-        text = _("Runs in %(span)s.") if message.due_at > now else _("Overdue by %(span)s.")
+        late = _("Overdue by %(span)s.") if pause is None else _("It has been due for %(span)s.")
+        text = _("Runs in %(span)s.") if message.due_at > now else late
     return text % {"span": span(abs(message.due_at - now)), "queue": message.queue}
 
 
