@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.contrib.admin.views.main import ORDER_VAR, PAGE_VAR, ChangeList
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
@@ -60,6 +61,8 @@ class ConsolePages(_ModelAdmin):
             shown["media"] = ""
             shown["has_frame"] = True
             shown["title"] = str(self.opts.verbose_name_plural).capitalize()
+            shown["filters"] = [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs]
+            shown["columns"] = dict(_columns(cl))
             shown["pages"] = [
                 (number, cl.get_query_string({PAGE_VAR: number}), number == cl.page_num)
                 for number in cl.paginator.page_range
@@ -79,3 +82,12 @@ class ConsolePages(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_delete_permission(request, obj) and not console_conf.get().READ_ONLY
+
+
+def _columns(cl: ChangeList) -> Iterator[tuple[str, SimpleNamespace]]:
+    """Yield the columns of a list by name: in which way each sorts now, and the address at which it does."""
+    ways = cl.get_ordering_field_columns()
+    for number, name in enumerate(cl.list_display):
+        way = ways.get(number, "")
+        url = cl.get_query_string({ORDER_VAR: f"-{number}" if way == "asc" else f"{number}"}, [PAGE_VAR])
+        yield str(name), SimpleNamespace(way=way, url=url)

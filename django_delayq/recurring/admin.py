@@ -190,7 +190,6 @@ class ScheduleAdmin(ConsolePages):
         return {
             "rows": [*self._rows(list(cl.result_list), frame["spark"])],
             "steps": [(name, _STEPS.get(name, choices[name])) for name in names if name in choices],
-            "filters": [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs],
         }
 
     def _rows(self, found: list[Schedule], spark: Callable[..., SafeString]) -> Iterator[SimpleNamespace]:
