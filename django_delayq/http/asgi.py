@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from django.db import close_old_connections, connections
 from django.urls import Resolver404, resolve
 
-from . import calls, views
+from . import calls, tokens, views
 from .exchange import LARGEST_BODY, Reply, Request, RequestRefused
 
 T = TypeVar("T")
@@ -94,6 +94,9 @@ class Door:
     async def _answer(self, request: Request, scope: Scope, receive: Receive) -> Reply | None:
         """Return the answer. None: the client is gone, and the messages that were claimed for it went back."""
         call, answer = await self.run(views.attempt, request)
+        if tokens.used:
+            # Beside the answer.
+            self.run(tokens.write_uses)
         if isinstance(call, calls.Consume):
             if answer is None:
                 answer = await self._poll(call, receive)

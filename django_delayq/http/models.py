@@ -31,6 +31,8 @@ class Token(models.Model):
     writes = models.IntegerField(_("writes"), null=True)
     # Seconds; NULL when there is no limit.
     interval = models.IntegerField(_("interval in seconds"), null=True)
+    # The last call with it, some minutes more or less; NULL: none yet.
+    used_at = models.DateTimeField(_("last used"), null=True)
 
     objects: ClassVar[models.Manager[Token]] = models.Manager()
 
@@ -52,7 +54,10 @@ class Token(models.Model):
     @property
     def rights_in_words(self) -> str:
         """The rights in the language of the reader."""
-        return ", ".join(str(RIGHTS.get(right, right)) for right in self.rights.split(","))
+        rights = self.rights.split(",")
+        if RIGHTS.keys() == set(rights):
+            return gettext("all")
+        return ", ".join(str(RIGHTS.get(right, right)) for right in rights)
 
     @property
     def limits_in_words(self) -> str:

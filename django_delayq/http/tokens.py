@@ -7,13 +7,16 @@ import hmac
 import secrets
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from datetime import timedelta
 
+from django.db import Error as DatabaseError
 from django.db import router
 from django.utils import timezone
 
 from .. import signals
 from ..models import Message
+from ..record.sql.sessions import lock_timeout, own_transaction
 from . import models
 from .exchange import RequestRefused, refuse_if
 from .models import Token
@@ -24,10 +27,16 @@ MOST_CALLS = 2**31 - 1
 # Each process reads a token again after this time: then a change of it holds in all processes. Seconds.
 KNOWN_FOR = 1.0
 MOST_KNOWN = 1000
+# That a token is used is written when it was not written for this time.
+USE_WRITTEN_EVERY = timedelta(minutes=5)
+# It is written later when it would wait for a lock for longer than this. Milliseconds.
+USE_LOCK_TIMEOUT = 50
 
 
 # By digest: the tokens that this process has found, and until when it need not read them again (monotonic).
 _known: dict[str, tuple[Token, float]] = {}
+# The digests of the tokens whose use is to be written.
+used: set[str] = set()
 
 
 def digest_of(text: str) -> str:
@@ -86,6 +95,8 @@ def _find(digest: str) -> Token | None:
         if len(_known) >= MOST_KNOWN:
             _known.clear()
         _known[digest] = token, time.monotonic() + KNOWN_FOR
+        if token.used_at is None or token.used_at < timezone.now() - USE_WRITTEN_EVERY:
+            used.add(digest)
     return token
 
 
@@ -101,3 +112,13 @@ def check(namespace: str, given: str, right: str) -> Token:
     refuse_if(token.expires_at is not None and token.expires_at <= timezone.now(), "invalid token", 401)
     refuse_if(right not in token.rights.split(","), f"the token has no right to {right}", 403)
     return token
+
+
+def write_uses() -> None:
+    """Write which tokens are used. No answer waits for this, or fails with it: what fails now is written later."""
+    digests = tuple(used)
+    if digests:
+        used.difference_update(digests)
+        using = router.db_for_write(Token)
+        with suppress(DatabaseError), lock_timeout(USE_LOCK_TIMEOUT), own_transaction(using):
+            Token.objects.using(using).filter(digest__in=digests).update(used_at=timezone.now())

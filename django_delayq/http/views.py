@@ -11,13 +11,21 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
 from ..core import once
-from . import calls
+from . import calls, tokens
 from .exchange import DIGITS, LARGEST_BODY, LONGEST_NAME, NAME, Reply, Request, RequestRefused, refuse_if
 
 logger = logging.getLogger("django_delayq")
 
 # Each queue of a request is a statement.
 MOST_QUEUES = 100
+
+
+class _Response(HttpResponse):
+    """An answer. Once it is sent, the use of its token is written."""
+
+    def close(self) -> None:
+        tokens.write_uses()
+        super().close()
 
 
 @csrf_exempt
@@ -37,7 +45,7 @@ def door(request: HttpRequest, path: str) -> HttpResponse:
             answer = step(call, call.wait)
     assert answer is not None
     told, body = answer.written()
-    response = HttpResponse(body, status=answer.status, headers=told)
+    response = _Response(body, status=answer.status, headers=told)
     if not body:
         # Django adds one to each response.
         del response["Content-Type"]

@@ -264,7 +264,7 @@ def test_the_columns_come_and_go_and_an_old_process_may_write_beside_them(wire: 
     newest = columns()
     call_command("migrate", "delayq_http", "0001", verbosity=0)
     try:
-        assert newest - columns() == {"reads", "writes", "interval"}
+        assert newest - columns() == {"reads", "writes", "interval", "used_at"}
         with CaptureQueriesContext(connection) as captured:
             call_command("migrate", "delayq_http", "0002", verbosity=0)
     finally:

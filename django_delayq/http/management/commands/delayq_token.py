@@ -61,7 +61,8 @@ class Command(common.DelayqCommand):
         for token in found.filter(namespace=namespace) if namespace else found:
             until = "" if token.expires_at is None else f", until {iso(token.expires_at)}"
             limits = f", at most {token.limits}{where}" if token.limits else ""
-            self.say(f"{token}: {token.rights}{until}{limits} {token.description}".rstrip())
+            used = "never used" if token.used_at is None else f"last used {iso(token.used_at)}"
+            self.say(f"{token}: {token.rights}{until}{limits}, {used} {token.description}".rstrip())
 
     def _limit(self, namespace: str, options: dict[str, Any]) -> None:
         tokens.limit(self._named(namespace, options), options["reads"], options["writes"], options["interval"])
