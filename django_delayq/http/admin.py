@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
@@ -20,6 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..core import actors
+from ..core.durations import brief
 from ..project import conf
 from ..project.console_pages import ConsolePages
 from ..project.validation import FARTHEST
@@ -28,13 +30,16 @@ from .models import Token
 
 # A token that expires within this time is marked: its program needs a new one.
 SOON = timedelta(days=14)
-# What is not changed once a token is made.
-_FIXED = ("namespace", "rights", "expires_at", "description")
+# A token that was not used for this time is marked: nobody may need it. The text of the filter says so too.
+IDLE = timedelta(days=30)
+# What is changed once a token is made.
+_LIMIT = ("reads", "writes", "interval")
 
 
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     """A new token, or the limits of one."""
 
+    required_css_class = "required"
     rights = forms.MultipleChoiceField(
         label=gettext_lazy("Rights"),
         choices=[
@@ -48,13 +53,12 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     expires_at = forms.DateTimeField(
         label=gettext_lazy("Expires at"),
         required=False,
-        help_text=gettext_lazy("Empty: never."),
         widget=forms.DateTimeInput({"type": "datetime-local"}),
     )
 
     class Meta:
         model = Token
-        fields: ClassVar = ["namespace", "rights", "expires_at", "description", "reads", "writes", "interval"]
+        fields: ClassVar = ["namespace", "description", "rights", "expires_at", *_LIMIT]
         help_texts: ClassVar = {
             "reads": gettext_lazy("The most calls that take jobs in an interval. Empty: any number."),
             "writes": gettext_lazy("The most calls that publish jobs in an interval. Empty: any number."),
@@ -64,10 +68,13 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         for name, field in self.fields.items():
-            if name in ("reads", "writes", "interval"):
+            if name in _LIMIT:
                 field.validators += [MinValueValidator(1), MaxValueValidator(tokens.MOST_CALLS)]
             elif name == "namespace":
                 field.validators.append(RegexValidator(r"^[-_A-Za-z0-9]+\Z"))
+            elif name == "expires_at":
+                zone = timezone.get_current_timezone_name()
+                field.help_text = _("In the time zone %(zone)s. Empty: never.") % {"zone": zone}
             field.required = name in ("namespace", "rights")
 
     def clean_rights(self) -> str:
@@ -85,48 +92,98 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
         return self.cleaned_data["interval"] or 1
 
 
+class StateFilter(admin.SimpleListFilter):
+    """Finds the tokens that are good, those that end, and those that nobody may need."""
+
+    title = gettext_lazy("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(name, label) for name, (label, _where) in _states().items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Token]) -> QuerySet[Token]:
+        _label, where = _states().get(self.value() or "", ("", Q()))
+        return queryset.filter(where)
+
+
+def _states() -> dict[str, tuple[str, Q]]:
+    """Return the choices of the filter, with their texts and conditions."""
+    now = timezone.now()
+    is_over, is_idle = Q(expires_at__lte=now), Q(used_at__lte=now - IDLE)
+    return {
+        "live": (_("valid"), ~is_over),
+        "soon": (_("expires soon"), Q(expires_at__lte=now + SOON) & ~is_over),
+        "expired": (_("expired"), is_over),
+        "unused": (_("never used"), Q(used_at=None)),
+        "idle": (_("unused for 30 days"), is_idle | Q(used_at=None, created_at__lte=now - IDLE)),
+    }
+
+
 @admin.register(Token)
 class TokenAdmin(ConsolePages):
     """Lists and makes tokens, changes their limits, and revokes them. A token is shown once, when it is made."""
 
     form = TokenForm
-    list_display = ("beginning", "namespace", "rights", "expires_at", "reads", "writes", "interval", "description")
+    list_display = (
+        *("beginning", "namespace", "rights", "expires_at", "used", "reads", "writes", "interval", "description"),
+        "created_at",
+    )
+    list_filter = (StateFilter,)
+    show_facets = admin.ShowFacets.ALWAYS
     search_fields = ("namespace", "beginning", "description")
-    delete_confirmation_template = "delayq_http/revoke.html"
+    search_help_text = gettext_lazy("Namespace, beginning or description")
+    add_form_template = change_form_template = "delayq_http/form.html"
+    delete_confirmation_template = delete_selected_confirmation_template = "delayq_http/revoke.html"
     console_list = "delayq_http/tokens.html"
 
     def get_ordering(self, request: HttpRequest) -> Any:
         return (F("expires_at").asc(nulls_last=True), "namespace", "id")
 
+    @admin.display(description=gettext_lazy("last used"), ordering=F("used_at").asc(nulls_first=True))
+    def used(self, token: Token) -> str:
+        return _used(token, timezone.now())
+
     def shown_in_console(self, request: HttpRequest, cl: ChangeList, frame: dict[str, Any]) -> dict[str, Any]:
-        """Return the tokens with who made them, those that expire first."""
+        """Return the tokens with who made them, by default those that expire first."""
         found = list(cl.result_list)
-        made_by = frame["audited"]("token add", [str(token) for token in found])
         may_change, may_delete = self.has_change_permission(request), self.has_delete_permission(request)
         return {
-            "rows": [*_rows(found, made_by)],
+            "rows": _rows(found, frame["audited"]),
             "may_change": may_change,
             "may_delete": may_delete,
             "may_act": may_change or may_delete,
             "alone": not conf.get().REDIS and any(token.limits for token in found),
         }
 
-    def get_fieldsets(self, request: HttpRequest, obj: Token | None = None) -> Any:
-        limits = (_("Limit"), {"fields": ("reads", "writes", "interval")})
-        return [(None, {"fields": _FIXED}), limits] if obj is None else [limits]
+    def get_fields(self, request: HttpRequest, obj: Token | None = None) -> Any:
+        return TokenForm.Meta.fields if obj is None else _LIMIT
 
     def get_readonly_fields(self, request: HttpRequest, obj: Token | None = None) -> tuple[str, ...]:
-        return () if obj is None else _FIXED
+        """Return the fields that the form has by itself, if it shall not have them."""
+        return () if obj is None else ("rights", "expires_at")
+
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Return what the address gives, such as that of another token."""
+        given: dict[str, Any] = super().get_changeform_initial_data(request)
+        return given | {"rights": given["rights"].split(",")} if "rights" in given else given
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        title = _("Change the limit of a token") if context.get("original") else _("Make a token")
-        return super().render_change_form(request, context | {"has_frame": True, "title": title}, *args, **kwargs)
+        token = context.get("original")
+        own = _of_one(token, context.get("audited")) if token else {"title": _("Make a token"), "has_frame": True}
+        return super().render_change_form(request, context | own, *args, **kwargs)
 
-    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
-        own = {"has_frame": True, "title": _("Revoke this token?")}
-        return super().delete_view(request, object_id, (extra_context or {}) | own)
+    def render_delete_form(self, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
+        own = _of_one(context["object"], context.get("audited")) | {"title": _("Revoke this token?")}
+        return super().render_delete_form(request, context | own)
+
+    def response_action(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse | None:
+        response = super().response_action(request, *args, **kwargs)
+        shown = (response.context_data or {}) if isinstance(response, TemplateResponse) else {}
+        if "queryset" in shown:
+            shown |= {"has_frame": True, "title": _("Revoke these tokens?"), "rows": _rows(shown["queryset"])}
+        return response
 
     def save_model(self, request: HttpRequest, obj: Token, form: Any, change: bool) -> None:
         with _acting(request):
@@ -137,7 +194,7 @@ class TokenAdmin(ConsolePages):
 
     def response_add(self, request: HttpRequest, obj: Token, post_url_continue: str | None = None) -> HttpResponse:
         """Show the new token. No cookie, no session and no address gets it."""
-        shown = {"opts": self.opts, "title": str(obj), "token": obj, "text": vars(obj)["text"], "has_frame": True}
+        shown = {"opts": self.opts, **_of_one(obj), "text": vars(obj)["text"]}
         return TemplateResponse(request, "delayq_http/made.html", self.admin_site.each_context(request) | shown)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
@@ -149,12 +206,44 @@ class TokenAdmin(ConsolePages):
             self.delete_model(request, token)
 
 
-def _rows(found: list[Token], made_by: dict[str, str]) -> Iterator[SimpleNamespace]:
-    now = timezone.now()
-    for token in found:
-        at = token.expires_at
-        expiry = "" if at is None or at > now + SOON else "warn" if at > now else "dead"
-        yield SimpleNamespace(token=token, expiry=expiry, made_by=made_by.get(str(token), ""))
+def _rows(found: Iterable[Token], audited: Any = None) -> list[SimpleNamespace]:
+    """Return what the pages show of tokens. ``audited`` of the console's frame tells who made them."""
+    now, names = timezone.now(), [str(token) for token in found]
+    made_by = audited("token add", names) if audited else {}
+    return [_row(token, now, made_by.get(name, "")) for token, name in zip(found, names, strict=True)]
+
+
+def _row(token: Token, now: datetime, made_by: str) -> SimpleNamespace:
+    at, kind, state = token.expires_at, "ok", _("valid")
+    if at is not None and at <= now:
+        kind, state = "dead", _("expired")
+    elif at is not None and at <= now + SOON:
+        kind, state = "warn", _("expires in %(span)s") % {"span": brief((at - now).total_seconds())}
+    return SimpleNamespace(
+        token=token,
+        kind=kind,
+        state=state,
+        used=_used(token, now),
+        is_idle=(token.used_at or token.created_at) <= now - IDLE,
+        made_by=made_by.removeprefix("user:"),
+        alike=urlencode({name: getattr(token, name) or "" for name in ("namespace", "description", "rights", *_LIMIT)}),
+    )
+
+
+def _of_one(token: Token, audited: Any = None) -> dict[str, Any]:
+    """Return what a page of one token shows."""
+    title = _("Token %(beginning)s…") % {"beginning": token.beginning}
+    return {"title": title, "row": _rows([token], audited)[0], "has_frame": True}
+
+
+def _used(token: Token, now: datetime) -> str:
+    """Return in words when a token was last used, which is written every few minutes."""
+    if token.used_at is None:
+        return _("never used")
+    ago = now - token.used_at
+    if ago < tokens.USE_WRITTEN_EVERY:
+        return _("just now")
+    return _("%(span)s ago") % {"span": brief(ago.total_seconds() // 60 * 60)}
 
 
 def _acting(request: HttpRequest) -> Any:

@@ -54,4 +54,15 @@ def test_a_list_of_tokens_is_sound(open_page: Open) -> None:
     tokens.make("old", ["consume"], lasts=timedelta(days=-1))
     tour = Tour(open_page())
     tour.visit("tokens", LIST)
+    page = tour.page
+    page.get_by_role("link", name="Last used").click()
+    expect(page.get_by_role("columnheader", name="Last used")).to_have_attribute("aria-sort", "ascending")
+    page.get_by_role("link", name="valid (3)").click()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    for box in page.locator(".action-select").all():
+        box.check()
+    page.get_by_role("button", name="Revoke…").click()
+    tour.look("tokens-revoke")
+    page.get_by_role("button", name="Revoke").click()
+    expect(page.locator("#content-main")).to_contain_text("No tokens match.")
     tour.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from django.apps import apps
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from django_delayq.http import tokens
 from django_delayq.http.models import Token
@@ -139,7 +141,8 @@ def test_the_list_is_a_page_of_the_console_with_a_button_for_what_is_allowed(chi
     shown = text(chief.get(reverse(LIST)))
     assert 'class="dq-nav"' in shown
     told = samples.without_tags(shown)
-    for words in (f"{token.beginning}… the Go service", "ns1 publish, consume 100 reads in 10 s never"):
+    row = "ns1 valid never expires never used publish, consume 100 reads in 10 s"
+    for words in (f"{token.beginning}… the Go service", row):
         assert words in told
     urls = {reverse(ADD), page(token), page(token, "delete")}
     assert {url for url in urls if f'"{url}"' in shown} == urls
@@ -151,21 +154,104 @@ def test_the_list_is_a_page_of_the_console_with_a_button_for_what_is_allowed(chi
 def test_the_list_begins_with_what_expires_and_marks_it(chief: Client) -> None:
     for days in (None, 30, 3, -1):
         tokens.make(f"ns{days}", lasts=None if days is None else timedelta(days=days, minutes=1))
-    told = samples.without_tags(text(chief.get(reverse(LIST))))
+    told = " ".join(samples.table_rows(text(chief.get(reverse(LIST)))))
     assert re.findall(r"ns(?:-?\d+|None)", told) == ["ns-1", "ns3", "ns30", "nsNone"]
     assert len(re.findall("expired", told)) == 1
-    assert re.findall(r"in \d+\s\w+", told) == ["in 3 days"]
+    assert re.findall(r"expires in \d+ \w+", told) == ["expires in 3 d"]
     assert "No tokens match." in text(chief.get(reverse(LIST), {"q": "nobody"}))
+
+
+def used(namespace: str, **ago: float) -> Token:
+    """A token that was last used this time ago; that was never used, if no time is given."""
+    token, _text = tokens.make(namespace)
+    if ago:
+        Token.objects.filter(pk=token.pk).update(used_at=timezone.now() - timedelta(**ago))
+    return token
+
+
+def listed(client: Client, query: str = "") -> list[str]:
+    """Return the namespaces of the tokens that the list shows at an address."""
+    found = samples.table_rows(text(client.get(reverse(LIST) + query)))
+    return [names[0] for row in found if (names := re.findall(r"\bns-\w+", row))]
+
+
+@pytest.mark.console
+def test_the_list_tells_when_tokens_were_used_and_sorts_by_it(chief: Client) -> None:
+    for name, ago in (("now", {"seconds": 9}), ("lately", {"minutes": 7}), ("ago", {"days": 40})):
+        used(f"ns-{name}", **ago)
+    used("ns-never")
+    shown = text(chief.get(reverse(LIST)))
+    rows = samples.table_rows(shown)
+    for name, told in (("now", "just now"), ("lately", "7 m ago"), ("ago", "40 d ago"), ("never", "never used")):
+        assert [told in row for row in rows if f"ns-{name}" in row] == [True]
+    (order,) = re.findall(r'<a href="([^"]+)">Last used</a>', shown)
+    assert listed(chief, order) == ["ns-never", "ns-ago", "ns-lately", "ns-now"]
+    by_use = text(chief.get(reverse(LIST) + order))
+    assert re.findall(r'aria-sort="(\w+)"><a href="[^"]+">(.*?)</a>', by_use) == [("ascending", "Last used")]
+    (order,) = re.findall(r'<a href="([^"]+)">Last used</a>', by_use)
+    assert listed(chief, order) == ["ns-now", "ns-lately", "ns-ago", "ns-never"]
+
+
+@pytest.mark.console
+def test_the_list_is_filtered_by_state_and_counts_each(chief: Client) -> None:
+    used("ns-now", seconds=9)
+    used("ns-ago", days=40)
+    used("ns-never")
+    for days in (3, -1):
+        tokens.make(f"ns-{'soon' if days > 0 else 'over'}", lasts=timedelta(days=days))
+    chips = re.findall(r'<a class="dq-chip" href="(\?state=[^"]*)"[^>]*>([^<]*)</a>', text(chief.get(reverse(LIST))))
+    assert {label: listed(chief, url) for url, label in chips} == {
+        "valid (4)": ["ns-soon", "ns-ago", "ns-never", "ns-now"],
+        "expires soon (1)": ["ns-soon"],
+        "expired (1)": ["ns-over"],
+        "never used (3)": ["ns-over", "ns-soon", "ns-never"],
+        "unused for 30 days (1)": ["ns-ago"],
+    }
+
+
+@pytest.mark.console
+def test_a_token_that_ends_is_renewed_in_a_form_that_is_filled(chief: Client) -> None:
+    token, _text = tokens.make("ns1", ["publish", "consume"], lasts=timedelta(days=3), description="Go & more")
+    tokens.limit(token, 5, None, 3600)
+    (url,) = re.findall(r'<a class="dq-button" href="([^"]+)">Renew…</a>', text(chief.get(reverse(LIST))))
+    form = text(chief.get(html.unescape(url)))
+    found = dict(re.findall(r'name="(\w+)" value="([^"]+)"', form))
+    names = ("namespace", "description", "reads", "interval")
+    assert [found[name] for name in names] == ["ns1", "Go &amp; more", "5", "3600"]
+    assert re.findall(r'value="(\w+)" id="id_rights_\d" checked', form) == ["publish", "consume"]
+
+
+@pytest.mark.console
+def test_who_revokes_is_told_that_the_token_is_used(chief: Client) -> None:
+    told = [text(chief.get(page(used("ns1", **ago), "delete"))) for ago in ({"hours": 3}, {"days": 40})]
+    assert ["A program uses it: last used 3 h ago." in shown for shown in told] == [True, False]
+    assert "40 d ago" in told[1]
+
+
+@pytest.mark.console
+def test_ticked_tokens_are_revoked_after_a_question(chief: Client) -> None:
+    made = [used(f"ns-{name}", days=9) for name in ("a", "b", "c")]
+    chosen = {"action": "delete_selected", "_selected_action": [token.pk for token in made[:2]]}
+    shown = text(chief.post(reverse(LIST), {**chosen, "index": "0"}))
+    assert 'class="dq-nav"' in shown
+    assert "Revoke these tokens?" in shown
+    assert len(re.findall("9 d ago", shown)) == 2
+    assert Token.objects.count() == 3
+    fields = re.findall(r'name="(\w+)" value="(\w+)"', shown)
+    sent = {name: [value for field, value in fields if field == name] for name, _value in fields}
+    assert sent["_selected_action"] == [str(token.pk) for token in made[:2]]
+    chief.post(reverse(LIST), sent)
+    assert listed(chief) == ["ns-c"]
 
 
 @pytest.mark.console
 def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
     chief.post(reverse(ADD), FORM)
-    assert "user:anna" not in text(chief.get(reverse(LIST)))
+    assert "anna" not in " ".join(samples.table_rows(text(chief.get(reverse(LIST)))))
     User.objects.create_superuser("boss")
     boss = Client()
     boss.force_login(User.objects.get(username="boss"))
-    assert "user:anna" in text(boss.get(reverse(LIST)))
+    assert "anna" in " ".join(samples.table_rows(text(boss.get(reverse(LIST)))))
 
 
 class MessagesElsewhere:
