@@ -76,6 +76,7 @@ def test_a_poll_that_waits_is_answered_when_a_signal_ends_the_server(server: Ser
 def test_a_port_that_is_taken_and_one_that_is_none_are_errors(server: Server) -> None:
     taken = run("delayq_http", "--port", str(server.port))
     assert (taken.code, "Cannot listen at 127.0.0.1, port" in taken.err) == (1, True)
+    assert run("delayq_http", "--host", "ü" * 70).code == 1
     assert "must be a whole number from 0 to 65535" in run("delayq_http", "--port", "65536").err
 
 

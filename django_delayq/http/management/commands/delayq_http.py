@@ -20,7 +20,11 @@ class Command(common.DelayqCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--host", default="127.0.0.1", metavar="HOST", help="the address to listen at (by default 127.0.0.1)"
+            "--host",
+            type=host,
+            default="127.0.0.1",
+            metavar="HOST",
+            help="the address to listen at (by default 127.0.0.1)",
         )
         parser.add_argument(
             "--port", type=_port, default=7777, metavar="PORT", help="the port (by default 7777; 0 takes a free one)"
@@ -37,10 +41,17 @@ class Command(common.DelayqCommand):
         except OSError as error:
             raise CommandError(f"Cannot listen at {options['host']}, port {options['port']}: {error}") from error
         with listener, common.Interruptible() as interrupted:
-            host, port = listener.getsockname()[:2]
-            self.say(f"Serves http://{f'[{host}]' if ':' in host else host}:{port}")
+            address, port = listener.getsockname()[:2]
+            self.say(f"Serves http://{f'[{address}]' if ':' in address else address}:{port}")
             self.stdout.flush()
             standalone.serve(listener, interrupted)
+
+
+def host(text: str) -> str:
+    """Read an address or the name of a host."""
+    # Raises a ValueError, as argparse wants it, for what cannot be a name.
+    text.encode("idna")
+    return text
 
 
 def _port(text: str) -> int:
