@@ -88,6 +88,17 @@ def test_what_the_handler_raises_is_told_with_what_would_follow(error: BaseExcep
     assert (failed, dead, acted) == ([], [], [])
 
 
+def test_what_others_wrote_gives_a_terminal_no_orders() -> None:
+    def fail(delivered: Delivered) -> None:
+        affect(delivered)
+        raise ValueError(delivered.payload["note"])
+
+    receive(fail)
+    out = rehearse(bring(State.SCHEDULED, payload={"note": "a\u009b2J\x1b]0;b\x07"})).out
+    assert all(sign.isprintable() or sign == "\n" for sign in out)
+    assert out.count(r"a\x9b2J\x1b]0;b\x07") >= 3
+
+
 def test_a_dead_message_is_rehearsed_as_if_it_were_requeued() -> None:
     seen = []
 
@@ -152,6 +163,7 @@ def test_a_handler_cannot_end_the_transaction() -> None:
     before = everything()
     ran = rehearse(pk)
     assert "The transaction of a transactional handler is ended by the worker" in ran.out
+    assert ". COMMIT\n" in ran.out
     assert everything() == before
 
 

@@ -19,6 +19,7 @@ from ...core.chunks import chunks
 from ...core.clock import NO_TIME, iso
 from ...core.durations import brief
 from ...core.states import LIVE, State
+from ...core.text import visible
 from ...core.verbs import VERBS, Verb
 from ...core.verdicts import DONE, Verdict
 from ...models import Message
@@ -195,11 +196,11 @@ class Command(common.DelayqCommand):
             self.say_json(database=using, id=options["id"], **{**found._asdict(), "delay": wait})
         else:
             again = "" if found.delay is None else f" in {brief(found.delay.total_seconds())}"
-            self.say(f"{found.outcome}{again}{found.error and f': {found.error}'}")
+            self.say(f"{found.outcome}{again}{found.error and f': {visible(found.error)}'}")
             for number, statement in enumerate(found.statements, 1):
-                self.say(f"{number}. {statement}")
+                self.say(f"{number}. {visible(statement)}")
             if found.traceback:
-                self.say(found.traceback.rstrip())
+                self.say(visible(found.traceback.rstrip()))
             self.say("All was rolled back.")
         if found.outcome != State.CONSUMED:
             raise CommandError(f"The handler of topic {found.topic} did not succeed.")

@@ -63,7 +63,9 @@ class Notes(middleware.Middleware):
         finally:
             if not many:
                 with contextlib.suppress(Exception):
-                    noted[place] = connection.ops.last_executed_query(context["cursor"].cursor, sql, params)
+                    # One that was refused was not sent.
+                    sent = connection.ops.last_executed_query(context["cursor"].cursor, sql, params)
+                    noted[place] = sent or noted[place]
             if connection.alias != self.using:
                 noted[place] = f"[{connection.alias}] {noted[place]}"
 
