@@ -26,13 +26,15 @@ class Command(common.DelayqCommand):
         super().add_arguments(parser)
         actions = ["add", "list", "limit", "delete"]
         parser.add_argument("action", choices=actions, metavar="ACTION", help="add, list, limit or delete")
-        parser.add_argument("namespace", nargs="?", default="", metavar="NAMESPACE", help="the namespace")
+        parser.add_argument("namespace", nargs="?", type=_text, default="", metavar="NAMESPACE", help="the namespace")
         parser.add_argument(
             "--rights", default=",".join(tokens.RIGHTS), metavar="RIGHTS", help="add: of publish,consume,manage"
         )
         parser.add_argument("--lasts", type=common.span, metavar="TIME", help="add: how long the token lasts, e.g. 90d")
         parser.add_argument("--description", type=_description, default="", help="add: what the token is for")
-        parser.add_argument("--beginning", default="", metavar="TEXT", help="limit, delete: the beginning of the token")
+        parser.add_argument(
+            "--beginning", type=_text, default="", metavar="TEXT", help="limit, delete: the beginning of the token"
+        )
         for name, calls in (("--reads", "take jobs"), ("--writes", "publish jobs")):
             text = f"add, limit: the most calls that {calls} in an interval; without it any number"
             parser.add_argument(name, type=_bounded, metavar="N", help=text)
@@ -44,8 +46,7 @@ class Command(common.DelayqCommand):
 
     def _add(self, namespace: str, options: dict[str, Any]) -> None:
         rights = options["rights"].split(",")
-        is_name = NAME.fullmatch(namespace) and len(namespace) <= LONGEST_NAME
-        if not is_name or not set(rights) <= set(tokens.RIGHTS):
+        if not NAME.fullmatch(namespace) or not set(rights) <= set(tokens.RIGHTS):
             raise common.wrong_usage(
                 "add takes a namespace of the characters A-Z a-z 0-9 - _, and --rights of publish, consume and manage."
             )
@@ -78,6 +79,11 @@ class Command(common.DelayqCommand):
                 f"{options['action']} takes a namespace and the --beginning of one of its tokens, not {len(found)}."
             )
         return found[0]
+
+
+def _text(text: str) -> str:
+    """Read a text to look for."""
+    return common.checked(values.text, text, LONGEST_NAME)
 
 
 def _description(text: str) -> str:
