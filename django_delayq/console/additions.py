@@ -34,13 +34,14 @@ class ConsoleExtension(WorkerExtension):
         self._runner = OperationRunner(using, worker)
 
     def services(self, roles: frozenset[str]) -> Iterator[Service]:
+        from .operations.lifecycle import OperationLook
         from .statistics.rollups import RollupCompactor
 
         yield self._writer
         if "janitor" in roles:
             yield RollupCompactor(self.using)
         if self._runner.name in roles:
-            yield self._runner
+            yield from (OperationLook(self._runner), self._runner)
 
     def claimed(self, claims: Sequence[Claimed]) -> None:
         self.counts.claimed(claims)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis
@@ -17,7 +18,7 @@ from django_delayq.core.outcomes import Unentered
 from django_delayq.core.states import State
 from django_delayq.core.worker_options import Options
 from django_delayq.inspector.diagnostics import OWN_CONNECTIONS
-from django_delayq.models import Message
+from django_delayq.models import Message, Worker
 from django_delayq.worker.processes.process import OnceProcess, WorkerProcess
 from django_delayq.worker.run.executor import execute
 from django_delayq.worker.shared import connections as upkeep
@@ -154,6 +155,35 @@ def test_an_idle_worker_of_two_processes_keeps_five_connections(
             return [number for (number,) in cursor]
 
     eventually(lambda: sessions() == [2, 3], "two connections, and three of the leader")
+
+
+@pytest.mark.postgresql("SQLite has no sessions")
+def test_an_idle_leader_opens_no_sessions(start: Start, set_pace: Callable[[dict[str, float]], None]) -> None:
+    """Its services look for work again and again, that of the console in a thread of its own."""
+    set_pace({"process.Parts.upkeep.heartbeat_interval": 1.0})
+    start("--processes", "1", "--threads", "1")
+    # By then the connections of its start are closed.
+    since = seen_after(seen_after(datetime.min.replace(tzinfo=UTC)) + timedelta(seconds=2))
+    opened = sessions_so_far()
+    # A longer time than between two looks for operations.
+    seen_after(since + timedelta(seconds=6))
+    assert sessions_so_far() == opened
+
+
+def seen_after(time: datetime) -> datetime:
+    """Wait for a sign of life of the worker after a time, and return its time."""
+    seen = Worker.objects.filter(seen_at__gt=time).values_list("seen_at", flat=True)
+    found = eventually(lambda: seen.all().first(), "a sign of life")
+    assert found is not None
+    return found
+
+
+def sessions_so_far() -> int:
+    """Return how many sessions the database has opened, also those that have ended."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute("SELECT sessions FROM pg_stat_database WHERE datname = current_database()")
+        return int(cursor.fetchone()[0])
 
 
 # The connections to Redis of a process whose handlers schedule nothing, as docs/howto/deploy.rst says: the listener's,

@@ -111,7 +111,7 @@ def test_one_process_has_the_services_that_work_for_all(monkeypatch: pytest.Monk
     process = worker_process.WorkerProcess(Options(DB, threads=1, async_concurrency=1))
     process.parts.brokers.close()
     shared = ["janitor", "loader", "mover", "queue finder", "reaper", "sweeper"]
-    for app, names in {"console": ("operator", "rollup compactor"), "recurring": ("scheduler",)}.items():
+    for app, names in {"console": ("operation look", "rollup compactor"), "recurring": ("scheduler",)}.items():
         shared += names if apps.is_installed(f"django_delayq.{app}") else ()
     assert sorted(service.name for service in found if service.is_shared) == sorted(shared)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -101,9 +102,11 @@ def resume(operation: Operation) -> bool:
 
 def newest(using: str, action: str, *ended: OperationState) -> tuple[Operation | None, Operation | None]:
     """Return the operation of an action that ended last, in one of these states if any is given, and the open one."""
-    rows = Operation.objects.using(using).filter(action=action).order_by("-finished_at", "-pk")
+    rows = Operation.objects.using(using).filter(action=action)
     is_last = Q(state__in=ended) if ended else Q(finished_at__isnull=False)
-    return rows.filter(is_last).first(), rows.filter(state__in=OPEN).first()
+    last = rows.filter(is_last).order_by("-finished_at", "-pk").values("pk")[:1]
+    found = {row.state in OPEN: row for row in rows.filter(Q(pk__in=last) | Q(state__in=OPEN)).order_by("pk")}
+    return found.get(False), found.get(True)
 
 
 @contextmanager
@@ -114,15 +117,18 @@ def starting(using: str) -> Iterator[None]:
         yield
 
 
-def lease_next(using: str, worker: str) -> Operation | None:
-    """Lease the oldest open operation that no worker has, and return it; None when there is none.
+def waiting(using: str) -> QuerySet[Operation]:
+    """Find the open operations that no worker has, the oldest first.
 
     While no operation is open, which is nearly always, this is one small query.
     """
     rows = Operation.objects.using(using).filter(state__in=OPEN)
-    if not rows.exists():
-        return None
-    for operation in rows.filter(_free(reads.now(using))).order_by("id"):
+    return rows.filter(_free(reads.now(using))).order_by("id") if rows.exists() else rows.none()
+
+
+def lease_next(using: str, worker: str) -> Operation | None:
+    """Lease the oldest open operation that no worker has, and return it; None when there is none."""
+    for operation in waiting(using):
         if _lease(using, operation, worker):
             return operation
     return None
@@ -249,28 +255,48 @@ logger = logging.getLogger("django_delayq")
 # --- the service in a worker ------------------------------------------------------------------------------------------
 
 
+class OperationLook(Service):
+    """Looks for operations, for a runner: the thread of the upkeep has a connection already."""
+
+    name = "operation look"
+    is_shared = True
+    interval = 5.0
+
+    def __init__(self, runner: OperationRunner) -> None:
+        self._runner = runner
+
+    def tick(self) -> float:
+        if waiting(self._runner.using).exists():
+            self._runner.may_find.set()
+        return self.interval
+
+
 class OperationRunner(Service):
-    """Does one operation at a time. While there is none it issues one small query every five seconds."""
+    """Does one operation at a time. While there is none, its thread has no connection: ``OperationLook`` looks."""
 
     # The name of the role, too.
     name = "operator"
     thread = "operator"
-    is_shared = True
-    interval = 5.0
+    # The time between two looks at ``may_find``. Seconds.
+    interval = 1.0
 
     def __init__(self, using: str, worker: str) -> None:
         self.using = using
         self.worker = worker
+        # Set while an operation may wait, also in the thread of the upkeep.
+        self.may_find = threading.Event()
+        self.may_find.set()
         self._current: Operation | None = None
         self._failures = 0
 
+    @property
+    def uses_database(self) -> bool:  # type: ignore[override]
+        return self.may_find.is_set()
+
     def tick(self) -> float:
-        operation = self._current
+        operation = self._current or self._next()
         if operation is None:
-            operation = self._current = lease_next(self.using, self.worker)
-            if operation is None:
-                return self.interval
-            logger.info("Working on operation %s", operation)
+            return self.interval
         try:
             more = run_step(self.using, operation, self.worker)
         except Exception as error:
@@ -280,6 +306,16 @@ class OperationRunner(Service):
         if not more:
             self._current = None
         return 0.0
+
+    def _next(self) -> Operation | None:
+        """Lease the next operation, if one may wait."""
+        if self.may_find.is_set():
+            self._current = lease_next(self.using, self.worker)
+            if self._current is None:
+                self.may_find.clear()
+            else:
+                logger.info("Working on operation %s", self._current)
+        return self._current
 
     def release(self) -> None:
         """Release the operation, if there is one, when the process stops in order: another worker goes on at once."""

@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_delayq.console.models import Operation
-from django_delayq.console.operations.lifecycle import OperationRunner
+from django_delayq.console.operations.lifecycle import OperationLook, OperationRunner
 from django_delayq.models import Message
 
 from . import samples
@@ -67,6 +67,7 @@ def started(client: Client, action: str, search: str, **data: Any) -> Operation:
 def worked_off(operator: OperationRunner | None = None) -> None:
     """Do the open operations, as a worker does."""
     operator = operator or OperationRunner(samples.DB, "tests/1/abc")
+    OperationLook(operator).tick()
     while operator.tick() == 0.0:
         pass
 
