@@ -318,11 +318,11 @@ def _asked(client: Client, action: str, given: dict[str, str]) -> dict[str, str]
     from django_delayq.console.admin.action_pages import Question
 
     shown = _question(client, action, given)
-    token = re.search(r'name="token" value="([^"]+)"', shown.content.decode())
-    if token is None:
+    hidden = dict(re.findall(r'name="(token|found)" value="([^"]+)"', shown.content.decode()))
+    if "token" not in hidden:
         raise Refused("the messages could not be counted")
-    number = str(Question.read(token[1]).number)
-    return {"token": token[1], "typed": number, "reason": "the server is back", "delay": "1h", "priority": "1"}
+    typed = str(Question.read(hidden["token"]).number)
+    return {**hidden, "typed": typed, "reason": "the server is back", "delay": "1h", "priority": "1"}
 
 
 def _answer(client: Client, action: str, fields: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +36,11 @@ from ...record import reads
 from ...record.sql.moves import locked
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts, tuning
+from ..id_lists import packed, unpacked
 from ..models import AuditEvent, DeadLetters
 from ..operations.work import WORKS, BulkAction, Scope
 from ..search import language
-from ..search.conditions import of_states
+from ..search.conditions import IdsIfFew, of_states
 from ..statements import TooSlow, answering_within, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
@@ -48,7 +49,7 @@ from .readonly import ReadOnly
 
 logger = logging.getLogger("django_delayq")
 
-_SALT = "django_delayq.action"
+_SALT, _SALT_FOUND = "django_delayq.action", "django_delayq.found"
 _SELECT_ACROSS = "select_across"
 # Django's parameter of addresses that holds the query string of the list from which the user came.
 LIST_VAR = "_changelist_filters"
@@ -67,16 +68,24 @@ class Question:
     nonce: str = field(default_factory=lambda: secrets.token_urlsafe(12))
 
     def sign(self) -> str:
-        """Return the question as a signed token."""
+        """Return the question as a signed token, without the ids that a search has found."""
         value: dict[str, Any] = {"action": self.action.name, "user": self.user, "scope": self.scope.to_json()}
         value |= {"number": self.number, "nonce": self.nonce}
         return signing.dumps(value, salt=_SALT, compress=True)
 
+    def sign_found(self) -> str:
+        """Return the ids that a search has found, signed for this question; "" where they are not known."""
+        is_known = self.scope.search is not None and self.scope.ids
+        return signing.dumps([self.nonce, packed(self.scope.ids)], salt=_SALT_FOUND) if is_known else ""
+
     @classmethod
-    def read(cls, token: str) -> Question:
-        """Read a token. Raises ``signing.BadSignature``."""
+    def read(cls, token: str, found: str = "") -> Question:
+        """Read a token, and what its search has found. Raises ``signing.BadSignature``."""
         value = signing.loads(token, salt=_SALT)
         action, scope = CONSOLE_ACTIONS[value["action"]], Scope.from_json(value["scope"])
+        nonce, ids = signing.loads(found, salt=_SALT_FOUND) if found else ("", "")
+        if scope.search is not None and nonce == value["nonce"]:
+            scope = replace(scope, ids=unpacked(ids))
         return cls(action, value["user"], scope, value["number"], value["nonce"])
 
 
@@ -171,11 +180,13 @@ class ActionPages(ReadOnly):
             with statement_timeout(self.using, timeouts.page):
                 scope = scope.renewed(self.using)
             shown = preview(self._rows(request), action, scope, limit)
+        question = Question(action, str(request.user.pk), replace(scope, ids=scope.ids or shown.ids), shown.number)
         form = _form(action, scope, shown.number, shown.to_come, data)
         facts = {
             "action": action,
             "form": form,
-            "token": Question(action, str(request.user.pk), scope, shown.number).sign(),
+            "token": question.sign(),
+            "found": question.sign_found(),
             "live": "",
             "kept": self.kept(request),
             "origin": _origin(request),
@@ -330,14 +341,14 @@ class ActionPages(ReadOnly):
         origin = _origin(request)
         if origin == "deadletters":
             return self.url(DeadLetters)
-        is_of_one = len(scope.ids) == 1 and origin != "list" and not gone
+        is_of_one = scope.search is None and len(scope.ids) == 1 and origin != "list" and not gone
         return self.message_url(request, scope.ids[0]) if is_of_one else self.list_as_it_was(request)
 
 
 def _read(request: HttpRequest, action: ConsoleAction, form: QueryDict) -> Question | None:
     """Return the question whose token is in a form; None when the token is forged, or for another action or user."""
     try:
-        question = Question.read(form.get("token", ""))
+        question = Question.read(form.get("token", ""), form.get("found", ""))
     except signing.BadSignature:
         return None
     return question if question.action is action and question.user == str(request.user.pk) else None
@@ -399,6 +410,8 @@ class ActionPreview:
     partly: bool = False
     # The number of messages that were counted, when there may be more.
     least: int = 0
+    # The ids that a search has found, while they are few.
+    ids: tuple[int, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -448,11 +461,13 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
     assert scope.search is not None
     states = language.parse(scope.search, now=timezone.now()).states
     counts: dict[State, Capped | None] = {**_unchanged(rows, scope, states - action.action.states)}
-    exact, due_later = _count_exactly(rows, scope, states & action.action.states, most)
+    exact, due_later, ids = _count_exactly(rows, scope, states & action.action.states, most)
     counts |= {state: None if found is None else Capped(found) for state, found in exact.items() if found != 0}
     least = sum(found or 0 for found in exact.values())
     number = None if None in exact.values() else least
-    sample = _changing(rows, action, scope).values_list("pk", "topic", "state")[: tuning.topics_read + 1]
+    known = replace(scope, ids=() if len(ids) != number else tuple(sorted(ids)))
+    first_ids = replace(known, ids=known.ids[: tuning.topics_read + 1])
+    sample = _changing(rows, action, first_ids).values_list("pk", "topic", "state")[: tuning.topics_read + 1]
     first = in_time(rows.db, timeouts.page, list, sample) or []
     return ActionPreview(
         describe(scope),
@@ -464,6 +479,7 @@ def _preview_of_search(rows: QuerySet[Message], action: ConsoleAction, scope: Sc
         topics=_topics(first[: tuning.topics_read]),
         more=max(0, (number or 0) - tuning.messages_named),
         partly=len(first) > tuning.topics_read,
+        ids=known.ids,
     )
 
 
@@ -474,12 +490,13 @@ def _changing(rows: QuerySet[Message], action: ConsoleAction, scope: Scope) -> Q
 
 def _count_exactly(
     rows: QuerySet[Message], scope: Scope, states: frozenset[State], most: int
-) -> tuple[dict[State, int | None], ToCome]:
-    """Count the messages of each state (None: that takes too long), and those due in the future.
+) -> tuple[dict[State, int | None], ToCome, set[int]]:
+    """Count the messages of each state (None: that takes too long), and those due in the future; and return their ids,
+    where they are few.
 
     The consumed ones are counted apart: they alone may be too many.
     """
-    later, to_come = Q(due_at__gt=scope.at), ToCome()
+    later, to_come, ids = Q(due_at__gt=scope.at), ToCome(), set[int]()
     counts: dict[State, int | None] = dict.fromkeys(states)
     for some in filter(None, (states - _CONSUMED, states & _CONSUMED)):
         wanted = {
@@ -487,13 +504,15 @@ def _count_exactly(
             "number": Count("pk", filter=later),
             "first": Min("due_at", filter=later),
             "last": Max("due_at", filter=later),
+            "ids": IdsIfFew(tuning.counted),
         }
         matching = rows.filter(scope.condition(), of_states(some)).order_by()
         found = in_time(rows.db, most, matching.aggregate, **wanted)
         if found is not None:
             counts |= {state: found.pop(state.value) for state in some}
+            ids.update(found.pop("ids") or ())
             to_come += ToCome(**found)
-    return counts, to_come
+    return counts, to_come, ids
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:

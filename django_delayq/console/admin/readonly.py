@@ -34,10 +34,11 @@ class CappedCount(int):
 def _unsent(request: HttpRequest) -> str:
     """Return the query string, with the fields of a form that are kept until its user has logged in again.
 
-    If the form answers no question, few fields are kept: others may be secret, and this becomes an address.
+    If the form answers no question, few fields are kept: others may be secret, and this becomes an address. The ids
+    that a question has found would be too many for one, and are found again.
     """
     names = list(request.POST) if "token" in request.POST else ["reason", "search", "ids"]
-    fields = ((name, request.POST.get(name, "")[:KEPT]) for name in names if name != "csrfmiddlewaretoken")
+    fields = ((name, request.POST.get(name, "")[:KEPT]) for name in names if name not in _DROPPED)
     query = request.GET.copy()
     query[UNSENT_VAR] = urlencode({name: value for name, value in fields if value or name in request.POST})
     return query.urlencode()
@@ -68,6 +69,7 @@ ROUTES: Mapping[type[Model], Mapping[str, str]] = {
 UNSENT_VAR = "unsent"
 # Each field of such a form is kept up to this many characters: they go into an address.
 KEPT = 1000
+_DROPPED = frozenset({"csrfmiddlewaretoken", "found"})
 
 
 def url_name(model: type[Model], view: str) -> str:

@@ -140,7 +140,8 @@ class Scope:
     """The messages of an action: those with these ids, or all that ``search`` finds, as they are at the moment ``at``.
 
     A question previews them. ``frozen`` then turns the scope into the ids of the messages that the question has counted
-    and that have not changed since; an operation gets nothing but ids.
+    and that have not changed since; an operation gets nothing but ids. While a search finds few, the question passes
+    their ids on, and the answer searches no more.
     """
 
     ids: tuple[int, ...] = ()
@@ -159,7 +160,7 @@ class Scope:
             found = dict(Message.objects.using(using).filter(pk__in=self.ids).values_list("pk", "moves"))
             return replace(self, at=at, moves=tuple(found.get(pk, -1) for pk in self.ids))
         newest = Message.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
-        return replace(self, upto=newest or 0, at=at)
+        return replace(self, ids=(), upto=newest or 0, at=at)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Scope:
@@ -179,7 +180,7 @@ class Scope:
 
     def condition(self) -> Q:
         """Return a condition for the messages: for none, if the search cannot be read any more."""
-        if self.search is None:
+        if self.search is None or self.ids:
             return Q(pk__in=self.ids)
         assert self.at is not None
         return language.parse(self.search, now=self.at).condition() & Q(pk__lte=self.upto)

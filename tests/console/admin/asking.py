@@ -46,7 +46,7 @@ def answer(client: Client, action: str, asked: Any, *, follow: bool = True, **da
     assert asked.status_code == 200, asked.status_code
     form = asked.context["form"]
     given: dict[str, Any] = {"token": asked.context["token"], "reason": "because", "typed": form.expected}
-    given["origin"] = asked.context["origin"]
+    given |= {name: asked.context[name] for name in ("origin", "found")}
     return client.post(samples.action_url(action) + asked.context["kept"], {**given, **data}, follow=follow)
 
 

@@ -25,6 +25,7 @@ from django.utils import timezone
 from django_delayq import cancel_message, requeue_message, reschedule_message, run_message, schedule_messages
 from django_delayq.api import actions as table
 from django_delayq.console.admin import MessageAdmin, action_table, explanation
+from django_delayq.console.id_lists import unpacked
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.console.operations import work
 from django_delayq.core.states import State
@@ -39,7 +40,7 @@ from tests.support.transactions import unfinished
 from tests.support.workers import PATIENCE
 
 from . import samples
-from .asking import ACTIONS, GIVEN, UNSENT, answer, ask, ask_for_search, confirm, select, started, worked_off
+from .asking import ACTIONS, GIVEN, NEEDED, UNSENT, answer, ask, ask_for_search, confirm, select, started, worked_off
 
 pytestmark = pytest.mark.django_db
 
@@ -47,7 +48,8 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.postgresql("asks PostgreSQL for its plans")
-def test_what_a_bulk_action_changes_is_found_along_an_index(chief: Client) -> None:
+def test_what_a_bulk_action_changes_is_found_along_an_index(chief: Client, tuned: Callable[..., None]) -> None:
+    tuned(counted=10)
     samples.one_of_each()
     schedule_messages({"topic": "t.ok", "queue": "slow" if number % 10 == 0 else "other"} for number in range(3000))
     with connection.cursor() as cursor:
@@ -476,6 +478,47 @@ def test_hidden_messages_are_not_changed_however_many_are_named(
     assert {samples.fresh(message).state for message in seen} == {State.CANCELLED}
     assert samples.fresh(hidden).state == State.SCHEDULED
     assert Operation.objects.get().outcomes == {"cancelled": 2, "not found": 1}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_answer_goes_on_from_what_the_question_has_found(chief: Client, action: str) -> None:
+    """No index answers this search: it would read the whole table again."""
+    made = [NEEDED[action]({"shop": 1}) for _number in range(3)]
+    NEEDED[action]({"shop": 2})
+    asked = ask_for_search(chief, action, "payload.shop:1 attempts:>=0")
+    with CaptureQueriesContext(connection) as captured:
+        answer(chief, action, asked, follow=False, **GIVEN.get(action, {}))
+    assert [query["sql"] for query in captured if '"attempts" >=' in query["sql"]] == []
+    worked_off()
+    operation = Operation.objects.get()
+    assert (operation.done, operation.described.startswith("payload shop is a given value")) == (3, True)
+    assert unpacked(operation.scope["ids"]) == tuple(message.pk for message in made)
+
+
+def test_an_answer_searches_again_for_what_was_not_passed_on(chief: Client, tuned: Callable[..., None]) -> None:
+    messages = samples.many(3)
+    other = ask_for_search(chief, "cancel", f"id:{messages[0].pk}").context["found"]
+    asked = ask_for_search(chief, "cancel", "is:live")
+    # What another question has found does not count.
+    answer(chief, "cancel", asked, found=other)
+    assert Operation.objects.get().total is None
+    worked_off()
+    assert Message.objects.filter(state=State.CANCELLED).count() == 3
+    samples.many(3)
+    tuned(counted=2)
+    asked = ask_for_search(chief, "cancel", "is:live")
+    assert asked.context["found"] == ""
+    answer(chief, "cancel", asked)
+    worked_off()
+    assert Message.objects.filter(state=State.CANCELLED).count() == 6
+
+
+def test_a_forged_list_of_what_was_found_is_refused(chief: Client) -> None:
+    samples.many(3)
+    asked = ask_for_search(chief, "cancel", "is:live")
+    for forged in ("nonsense", asked.context["token"], asked.context["found"][:-1]):
+        assert answer(chief, "cancel", asked, found=forged).status_code == 400
+    assert not Operation.objects.exists()
 
 
 def test_an_answer_reads_the_log_by_its_key(chief: Client) -> None:
