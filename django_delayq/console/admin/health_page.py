@@ -16,13 +16,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...broker import publisher
-from ...broker.base import QueueSize
 from ...core.exceptions import BrokerUnavailable
 from ...core.findings import Finding, Level
 from ...core.retention import rules
 from ...inspector import consistency as inspected
 from ...inspector import diagnostics, stats
-from ...project import conf, console_conf
+from ...project import conf, console_conf, pulled, registry
 from ...record import reads
 from ...record.sql import statements
 from ...record.sql.holders import Holder
@@ -34,7 +33,6 @@ from ..operations import lifecycle
 from ..operations.work import RestoreWork, arguments_of, results_of, scope_of
 from ..statements import TooSlow, console_statements, statement_timeout
 from ..statements.portable_console import Vacuum
-from ..whereabouts import sizes
 from . import needs, page, page_data, panels
 from .explanation import moment, span
 from .forms import DelayField, ReasonField, ReasonForm
@@ -107,9 +105,8 @@ class ConfirmForm(ReasonForm):
     reason = ReasonField(gettext_lazy("Written to the audit."))
 
 
-# The state of the table of messages: an estimate of its rows, its dead rows as far as they are known, and who keeps
-# them.
-TableState = tuple[int | None, Vacuum, list[Holder] | None]
+# The state of the table of messages: its rows as far as they are known, and who keeps the dead ones.
+TableState = tuple[Vacuum, list[Holder] | None]
 
 
 class HealthAdmin(Page):
@@ -118,7 +115,7 @@ class HealthAdmin(Page):
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
         using = data.using
-        held = panels.load("held all", using, _all_sizes, using)
+        held = page_data.held(data, "held all", _queues(data))
         table = panels.load("table", using, _table_state, using, kept=tuning.slow_panel_kept)
         stuck = panels.load("stuck", using, inspected.stuck, using)
         checks = panels.load("checks", using, _checks, using, kept=0.0)
@@ -234,14 +231,14 @@ def _ended(text: str, operation: Operation, data: PageData) -> str:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _all_sizes(using: str) -> dict[str, QueueSize]:
-    """Return the numbers of ids in Redis of each queue that Redis, the record or a worker names."""
-    return sizes(using, reading.queues(using))
+def _queues(data: PageData) -> list[str]:
+    """Return the queues of which Redis may hold ids: ``reading.queues``, with those of the snapshot."""
+    snapshot = data.snapshot.value
+    return sorted(pulled.without(registry.queues().union(snapshot.queues if snapshot else ())))
 
 
 def _table_state(using: str) -> TableState:
-    vendor = statements(using)
-    return vendor.estimated_rows("delayq_message"), console_statements(using).vacuum(), vendor.snapshot_holders()
+    return console_statements(using).vacuum(), statements(using).snapshot_holders()
 
 
 def _table(panel: Panel[TableState]) -> Iterator[Finding]:
@@ -249,9 +246,9 @@ def _table(panel: Panel[TableState]) -> Iterator[Finding]:
     if panel.value is None:
         yield Finding(_("State"), Level.CRITICAL, "?")
         return
-    rows, vacuum, holders = panel.value
-    if rows is not None:
-        yield Finding(_("Messages"), Level.INFO, _("about %(number)s") % {"number": f"{rows:,}"})
+    vacuum, holders = panel.value
+    if vacuum.rows is not None:
+        yield Finding(_("Messages"), Level.INFO, _("about %(number)s") % {"number": f"{vacuum.rows:,}"})
     if vacuum.dead_rows is not None:
         vacuumed = _("never") if vacuum.at is None else moment(vacuum.at, "seconds")
         note = _("last vacuum: %(at)s") % {"at": vacuumed}

@@ -48,7 +48,7 @@ def navigation(model_admin: ReadOnly, request: HttpRequest, here: type[Model] | 
         "search_url": model_admin.url(Message),
         "environment": settings.ENVIRONMENT,
         "read_only": settings.READ_ONLY,
-        "takes_no_writes": panels.load("writes", using, _takes_writes, using).value is False,
+        "takes_no_writes": panels.load("writes", using, statements(using).takes_writes).value is False,
         # A browser cannot fetch the answer to a POST again, so such a page does not refresh itself.
         "live": request.get_full_path() if request.method == "GET" else "",
     }
@@ -75,10 +75,6 @@ def label_of(model: type[Model]) -> str:
     """Return the name of a page in the navigation, if it differs from the name of its model."""
     own: dict[type[Model], str] = {Dashboard: _("Now"), DeadLetters: _("Failures"), AuditEvent: _("Audit")}
     return own.get(model) or str(model._meta.verbose_name_plural).capitalize()
-
-
-def _takes_writes(using: str) -> bool:
-    return statements(using).takes_writes()
 
 
 def _is_replaced(template: str) -> bool:

@@ -11,6 +11,7 @@ from django.utils import timezone, translation
 from ... import extensions, models
 from ...api import pausing
 from ...broker import publisher
+from ...broker.base import QueueSize
 from ...core.findings import Finding
 from ...inspector import stats, worker_list
 from ...inspector.diagnostics import HiddenRows, hidden_rows
@@ -22,7 +23,7 @@ from ..console_tuning import tuning
 from ..statistics import throughput, upcoming
 from ..statistics.throughput import Failing, Throughput
 from ..statistics.upcoming import Bar
-from ..whereabouts import unfilled
+from ..whereabouts import sizes, unfilled
 from . import panels
 from .panels import Panel
 
@@ -95,6 +96,13 @@ def redis() -> RedisStats:
     """Ask the Redis of the publisher, with the time limits of the publisher."""
     redis_publisher = publisher.get(router.db_for_write(models.Message))
     return stats.ask_redis(None if redis_publisher is None else redis_publisher.broker)
+
+
+def held(data: PageData, name: str, queues: list[str]) -> Panel[dict[str, QueueSize]]:
+    """Return the numbers of ids in Redis by queue, unless Redis does not answer or belongs to another database."""
+    if data.unfilled.error is not None:
+        return Panel(error=data.unfilled.error)
+    return panels.load(name, data.using, sizes, router.db_for_write(models.Message), queues)
 
 
 def unserved(data: PageData) -> list[str]:

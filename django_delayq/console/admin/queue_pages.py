@@ -30,7 +30,6 @@ from ..models import Operation
 from ..operations import lifecycle
 from ..operations.work import Scope, holder
 from ..statements import in_time, statement_timeout
-from ..whereabouts import sizes
 from . import action_table, page, page_data, panels, topic_pages
 from .explanation import describe_change, span
 from .forms import DelayField, PauseForm, ReasonField, SpreadForm
@@ -93,7 +92,7 @@ class QueueAdmin(Page):
         # Read anew for each page, because a user who has just paused a queue wants to see it.
         paused = panels.load("paused now", data.using, pausing.paused, data.using, kept=0.0)
         names = _names(data, paused.value or {})
-        held = panels.load("held", data.using, sizes, self.using, names)
+        held = page_data.held(data, "held", names)
         may_pause, unserved, pauses = self.may(request, "pause"), page_data.unserved(data), paused.value or {}
         rows = [self._row(name, data, held.value) for name in names]
         for row in rows:

@@ -85,7 +85,7 @@ class PortableConsole:
         return f"LENGTH({column})"
 
     def vacuum(self) -> Vacuum:
-        """Return what the database knows about dead rows in the table of messages."""
+        """Return what the database knows about the rows of the table of messages."""
         return Vacuum()
 
     def _moment(self, moment: datetime) -> Any:
@@ -115,7 +115,9 @@ class RollupKey(NamedTuple):
 
 
 class Vacuum(NamedTuple):
-    """The state of the message table's storage: how many dead rows it has, and when it was last vacuumed."""
+    """The state of the message table's storage: how many dead rows it has, when it was last vacuumed, about how many
+    rows it has."""
 
     dead_rows: int | None = None
     at: datetime | None = None
+    rows: int | None = None

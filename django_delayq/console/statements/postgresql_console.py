@@ -53,8 +53,9 @@ class PostgreSQLConsole(PortableConsole):
     def vacuum(self) -> Vacuum:
         with self.connection.cursor() as cursor:
             cursor.execute(
-                "SELECT n_dead_tup, greatest(last_vacuum, last_autovacuum) FROM pg_stat_user_tables"
-                " WHERE relid = 'delayq_message'::regclass"
+                # -1 tuples: never analysed.
+                "SELECT n_dead_tup, greatest(last_vacuum, last_autovacuum), nullif(reltuples, -1)::bigint"
+                " FROM pg_stat_user_tables JOIN pg_class c ON c.oid = relid WHERE relid = 'delayq_message'::regclass"
             )
             return Vacuum(*(cursor.fetchone() or ()))
 

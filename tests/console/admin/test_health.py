@@ -23,10 +23,12 @@ from django_delayq.console.models import AuditEvent, Operation, OperationState
 from django_delayq.core.states import State
 from django_delayq.models import Message, Transition
 from django_delayq.record import reads
+from django_delayq.recurring import create_schedule
 from django_delayq.restore.engine import Restore
 from testproject.servers import RedisServer
 from tests.support.commands import due_tenths, held
 from tests.support.rows import unguarded
+from tests.support.statements import count_statements
 from tests.support.transactions import make_snapshots_old, unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
 
@@ -78,6 +80,22 @@ def test_the_redis_of_another_database_is_told_and_not_shown_as_ours(viewer: Cli
     assert "Contents ok" not in page
     assert "default 1 0" not in page
     assert "Redis identity: This Redis prefix belongs" in text(viewer.get(admin_url("dashboard_changelist")))
+
+
+@pytest.mark.usefixtures("puts_are_flushed")
+def test_the_page_asks_little_however_much_there_is_to_tell(boss: Client, loaded: RedisBroker) -> None:
+    samples.late(*many(3, queue="mail"), scheduled())
+    worker()
+    create_schedule("s", samples.TOPIC, every="1h", tz="UTC")
+    for _time in range(2):
+        boss.post(url("check"))
+        work_off()
+    boss.post(url("check"))
+    page = text(boss.get(url()))
+    assert "A check is queued and waits for a worker." in page
+    assert "Checked" in page
+    panels.forget()
+    assert count_statements(lambda: boss.get(url()), frames=False) <= 25
 
 
 @pytest.mark.postgresql("SQLite keeps no rows for others")
