@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ..core.own_header import OWN_HEADER
 from ..core.states import FINAL, State
 from ..core.twins import async_twin
 from ..models import Message
+from ..models.messages import IN_THE_WAY
 from ..project import conf, registry, validation
 from ..project.message_options import MessageDict, MessageOptions, OnConflict
 from ..record import held_keys, transitions
@@ -356,7 +358,7 @@ def schedule_messages(messages: Iterable[MessageDict], *, using: str | None = No
 
     Each is a dict of ``schedule_message``'s arguments: ``{"topic": …, "payload": …, "delay": …}``. A generator must
     make each dict, and its payload, anew: many are collected before the first is read. Up to five thousand travel
-    together to the database, and up to a thousand to Redis; those whose ``key`` is taken go one by one.
+    together to the database, and up to a thousand to Redis, also where their ``key`` is taken.
 
     Raises as ``schedule_message`` does; then nothing is written.
     """
@@ -410,7 +412,8 @@ def _schedule_all(using: str, bulk: Bulk, checked: list[NewMessage]) -> list[Mes
 def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], actor: str) -> dict[int, Message]:
     """Schedule those messages that have a key; return them by their positions in the call.
 
-    Messages whose keys are free are written together, and the others one by one: each asks what is in its way.
+    Messages whose keys are free are written together, and so are most of those changed that have the other keys. The
+    rest goes one by one: each asks what is in its way.
     """
     # Keys are taken always in the same order, so that two such calls cannot wait for each other's in a circle.
     keys = sorted((new.topic, new.key, place) for place, new in enumerate(checked) if new.key is not None)
@@ -429,10 +432,45 @@ def _schedule_all_keyed(using: str, bulk: Bulk, checked: Sequence[NewMessage], a
         if written is not None:
             done |= zip(first.values(), _scheduled(using, written), strict=True)
             break
-    for _topic, _key, place in keys:
-        if place not in done:
-            done[place] = _schedule(using, checked[place])
-    return done
+    left = {place: checked[place] for _topic, _key, place in keys if place not in done}
+    done |= _resolve_all(using, left) if left else {}
+    return done | {place: _schedule(using, new) for place, new in left.items() if place not in done}
+
+
+def _resolve_all(using: str, news: Mapping[int, NewMessage]) -> dict[int, Message]:
+    """Resolve together the conflicts of calls, given by their positions, with the messages that have their keys.
+
+    Left out are calls that look again one by one: their key may be free, their message cannot be changed, or another
+    call has that key too.
+    """
+    calls: defaultdict[held_keys.Key, list[int]] = defaultdict(list)
+    for place, new in news.items():
+        if new.key is not None and actors.own_message(using, new.topic, new.key) is None:
+            calls[new.topic, new.key].append(place)
+    found, now = held_keys.all_in_the_way(using, calls), statements(using).now()
+    others = {key: rows[0] for key, rows in found.items() if not held_keys.is_over(rows[0], now)}
+    resolved = _resolved(using, [(other, [news[place] for place in calls[key]]) for key, other in others.items()])
+    for message in resolved.values():
+        message.existed = True
+    return {place: resolved[other.pk] for key, other in others.items() if other.pk in resolved for place in calls[key]}
+
+
+def _resolved(using: str, conflicts: Iterable[tuple[Message, Sequence[NewMessage]]]) -> dict[int, Message]:
+    """Keep or change messages, as the calls choose that want their keys. Return those by id that are."""
+    kept, waiting = list[int](), list[int]()
+    changes: defaultdict[Change, dict[int, NewMessage]] = defaultdict(dict)
+    for other, news in conflicts:
+        if all(new.on_conflict == OnConflict.KEEP for new in news):
+            (waiting if any(_has_to_wait(new, other) for new in news) else kept).append(other.pk)
+        elif len(news) == 1 and other.state not in FINAL and news[0].on_conflict in _CHANGES:
+            changes[_CHANGES[news[0].on_conflict]][other.pk] = news[0]
+    rows = Message.objects.using(using)
+    resolved = rows.filter(IN_THE_WAY).in_bulk(kept) | _keep_waiting(using, waiting, is_next=False)
+    for change, some in changes.items():
+        done = [answer for answer in change(using, some) if answer]
+        publish_moves(using, [answer.moved for answer in done])
+        resolved |= rows.in_bulk([answer.id for answer in done])
+    return resolved
 
 
 def _changes(new: NewMessage) -> bool:
@@ -487,7 +525,8 @@ def _resolve(using: str, new: NewMessage, other: Message | None) -> Message | No
 
 
 # What the choices do to a waiting message, without the choices that leave it as it is.
-_CHANGES: dict[str, Callable[[str, int, NewMessage], transitions.Answer]] = {
+Change = Callable[[str, Mapping[int, NewMessage]], list[transitions.Answer]]
+_CHANGES: dict[str, Change] = {
     OnConflict.REPLACE: transitions.replace,
     **dict.fromkeys((OnConflict.DEBOUNCE, OnConflict.MERGE, OnConflict.MERGE_DEBOUNCE), transitions.join),
 }
@@ -503,7 +542,7 @@ def _keep_or_change(using: str, new: NewMessage, other: Message) -> Message | No
     if choice == OnConflict.KEEP or (new.own is not None and state in FINAL):
         return _keep(using, new, other)
     if choice in _CHANGES and state not in FINAL:
-        answer = _CHANGES[choice](using, other.pk, new)
+        [answer] = _CHANGES[choice](using, {other.pk: new})
         if answer:
             publish_moves(using, [answer.moved])
             return Message.objects.using(using).get(pk=other.pk)
@@ -530,20 +569,31 @@ def _refusal(new: NewMessage, other: Message, state: State) -> str:
 
 
 def _keep(using: str, new: NewMessage, other: Message) -> Message | None:
-    """Return the other message as it is; None when it has moved meanwhile.
-
-    A waiting message that is kept for ``unique="scheduled"`` is locked until the caller's transaction ends. So its
-    handler, which begins later, sees what the caller writes.
-    """
-    if new.key_deliveries is None or other.state != State.SCHEDULED:
+    """Return the other message as it is; None when it has moved meanwhile."""
+    if not _has_to_wait(new, other):
         return other
-    if not statements(using).keep_waiting(other.pk, is_next=new.own is not None):
-        return None
-    other = Message.objects.using(using).get(pk=other.pk)
-    if other.state == State.SCHEDULED:
-        # A worker may have taken the id and passed over the locked row.
-        publisher.announce_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
-    return other
+    return _keep_waiting(using, [other.pk], is_next=new.own is not None).get(other.pk)
+
+
+def _has_to_wait(new: NewMessage, other: Message) -> bool:
+    """Tell whether the other message, which a call keeps for ``unique="scheduled"``, may not begin before it commits.
+
+    So its handler, which begins later, sees what the caller writes.
+    """
+    return new.key_deliveries is not None and other.state == State.SCHEDULED
+
+
+def _keep_waiting(using: str, ids: Sequence[int], *, is_next: bool) -> dict[int, Message]:
+    """Lock waiting messages until the caller's transaction ends. Return those that have not moved meanwhile."""
+    kept: dict[int, Message] = {}
+    for some in chunks(ids, held_keys.ROWS_TOGETHER):
+        locked = statements(using).keep_waiting(some, is_next=is_next)
+        kept |= Message.objects.using(using).in_bulk(locked)
+    for other in kept.values():
+        if other.state == State.SCHEDULED:
+            # A worker may have taken the id and passed over the locked row.
+            publisher.announce_on_commit(using, other.queue, [Entry.at(other.pk, other.due_at, other.priority)])
+    return kept
 
 
 def _scheduled(using: str, written: Iterable[tuple[NewMessage, Inserted]]) -> list[Message]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 
@@ -95,16 +95,23 @@ def lock(using: str, ids: Collection[int]) -> None:
     list(locked(using, rows, wait=True).values_list("pk"))
 
 
+def is_over(other: Message, now: datetime) -> bool:
+    """Tell whether the time is over for which a message is in the way: ``actions.make_way`` takes its key."""
+    if other.finished_at is not None:
+        return other.finished_at + timedelta(seconds=other.key_for or 0.0) <= now
+    return other.state == State.SCHEDULED and other.is_expired(now)
+
+
 def free_keys(using: str, others: Iterable[Message]) -> bool:
     """Free the keys of those of these messages that are finished, if the time for which they held it is over.
 
     Return whether one of these keys may be free.
     """
-    finished = [(row, row.finished_at) for row in others if row.finished_at is not None]
+    finished = [row for row in others if row.finished_at is not None]
     if not finished:
         return False
     now = statements(using).now()
-    over = [row.pk for row, since in finished if since + timedelta(seconds=row.key_for or 0.0) <= now]
+    over = [row.pk for row in finished if is_over(row, now)]
     if not over:
         return False
     with writing(using):

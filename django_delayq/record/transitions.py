@@ -159,37 +159,40 @@ def insert_many(using: str, new: Sequence[NewMessage], actor: str) -> Iterator[t
     failpoints.reach("after_insert")
 
 
-def replace(using: str, message_id: int, new: NewMessage) -> Answer:
-    """Give a waiting message the content and due time of ``new``.
+def replace(using: str, news: Mapping[int, NewMessage]) -> list[Answer]:
+    """Give waiting messages the content and due time of new ones, which are given by their ids.
 
-    Here and in ``join`` it is not found when it is not in the way of ``new`` any more.
+    Here and in ``join`` a message is not found when it is not in the way of the new one any more.
     """
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
+        new = news[message.pk]
         due = ceil_tenth(new.due_at or at + new.delay)
         values = new.columns(due) | {"attempts": 0, "conflicts": 0, "error": ""}
         if new.key_deliveries is not None:
             values["key_deliveries"] = message.deliveries
         return Decision(State.SCHEDULED, values, "replaced", Verdict.RESCHEDULED)
 
-    return _act(using, [message_id], decide, _in_the_way_of(new))[0]
+    return _act(using, [*news], decide, _in_the_way_of(news))
 
 
-def join(using: str, message_id: int, new: NewMessage) -> Answer:
-    """Join ``new`` to a waiting message, as its ``on_conflict`` says: debounce, merge, or both.
+def join(using: str, news: Mapping[int, NewMessage]) -> list[Answer]:
+    """Join new messages to waiting ones, as their ``on_conflict`` says: debounce, merge, or both.
 
-    A debounce gives the message the due time of ``new`` when that is the later one. A merge joins the payloads, and
+    A debounce gives a message the due time of the new one when that is the later one. A merge joins the payloads, and
     raises ``InvalidMessage`` for those that cannot be joined, and ``PayloadTooLarge`` when both are too large for one
-    message: then the waiting message stays as it is.
+    message: then the waiting messages stay as they are.
     """
-    choice, moved_due = OnConflict(new.on_conflict), _due_mover(using, [message_id])
+    moved_due = _due_mover(using, [*news])
+    merges = any(OnConflict(new.on_conflict).merges for new in news.values())
 
     def decide(message: Message, at: datetime) -> Decision:
         if not _is_replaceable(message):
             return TOO_LATE
-        due, values = message.due_at, {}
+        new = news[message.pk]
+        choice, due, values = OnConflict(new.on_conflict), message.due_at, {}
         if choice.merges:
             values["payload"] = _joined(message, new)
         if choice != OnConflict.MERGE:
@@ -197,7 +200,7 @@ def join(using: str, message_id: int, new: NewMessage) -> Answer:
         text = "merged" if choice.merges else "debounced"
         return Decision(State.SCHEDULED, values | moved_due(message, due, at), text, Verdict.RESCHEDULED)
 
-    return _act(using, [message_id], decide, _in_the_way_of(new), with_content=choice.merges)[0]
+    return _act(using, [*news], decide, _in_the_way_of(news), with_content=merges)
 
 
 def _joined(message: Message, new: NewMessage) -> Any:
@@ -211,10 +214,10 @@ def _joined(message: Message, new: NewMessage) -> Any:
     return both
 
 
-def _in_the_way_of(new: NewMessage) -> Q:
-    """Return the condition that a message that was in the way of ``new`` still is."""
-    # The next message of a handler's own stays that, whatever becomes of its key.
-    return IN_THE_WAY if new.own is None else ANY
+def _in_the_way_of(news: Mapping[int, NewMessage]) -> Q:
+    """Return the condition that messages that were in the way of new ones still are."""
+    # The next message of a handler's own, which comes alone, stays that, whatever becomes of its key.
+    return IN_THE_WAY if all(new.own is None for new in news.values()) else ANY
 
 
 def _is_replaceable(message: Message) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from django.db import connection, connections, transaction
+from django.utils import timezone
 
 from django_delayq import (
     KeyConflict,
@@ -18,13 +19,16 @@ from django_delayq import (
     Verdict,
     cancel_message,
     reschedule_message,
+    run_message,
     schedule_message,
     schedule_messages,
 )
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import held_keys
+from django_delayq.record import held_keys, reads
 from tests.support.claims import DB, needs_row_locks
+from tests.support.rows import unguarded
+from tests.support.statements import count_statements
 from tests.support.steps import TOPIC, at_once, claimed, fail, later, log, lose, message, moves, state, succeed
 from tests.support.together import Together
 from tests.support.transactions import unfinished, waits_for_a_lock
@@ -174,6 +178,67 @@ def test_messages_with_free_keys_travel_together() -> None:
 
 
 @pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
+def test_messages_that_are_kept_are_read_together(unique: str) -> None:
+    keys = [f"k{number}" for number in range(30)]
+    taken = schedule_messages(keyed(keys, unique=unique, payload={"v": 1}))
+    assert run_message(taken[0].pk)
+    if unique == "1h":
+        cancel_message(taken[1].pk)
+    found: list[Message] = []
+
+    def again(some: list[str]) -> None:
+        found[:] = schedule_messages(keyed(some, unique=unique, on_conflict="keep"))
+
+    assert count_statements(lambda: again(keys)) == count_statements(lambda: again(keys[:2]))
+    again([*keys, keys[0]])
+    assert [message.pk for message in found] == [message.pk for message in (*taken, taken[0])]
+    assert {message.existed for message in found} == {True}
+    assert [message.payload for message in found] == [{"v": 1}] * 31
+    assert Message.objects.count() == 30
+
+
+@pytest.mark.parametrize("on_conflict", ["replace", "debounce", "merge", "merge_debounce"])
+def test_messages_that_are_changed_are_changed_together(on_conflict: str) -> None:
+    keys = [f"k{number}" for number in range(30)]
+    taken = schedule_messages(keyed(keys, payload={"old": 1}))
+    found: list[Message] = []
+
+    def again(some: list[str]) -> None:
+        given = keyed(some, on_conflict=on_conflict)
+        news: Any = [{**new, "payload": {"new": new["key"]}, "delay": "2h"} for new in given]
+        found[:] = schedule_messages(news)
+
+    assert count_statements(lambda: again(keys[2:])) == count_statements(lambda: again(keys[:2]))
+    again(keys)
+    assert [message.pk for message in found] == [message.pk for message in taken]
+    for kept, key in zip(found, keys, strict=True):
+        old = {} if on_conflict == "replace" else {"old": 1}
+        new = {} if on_conflict == "debounce" else {"new": key}
+        assert (kept.payload, kept.existed, kept.key) == ({**old, **new}, True, key)
+        assert (kept.due_at - taken[0].due_at > timedelta(minutes=50)) == (on_conflict != "merge")
+        assert kept.moves == log(kept.pk)[-1].number == 3
+
+
+def test_a_key_that_one_call_keeps_and_another_one_replaces_is_taken_in_turn() -> None:
+    old = schedule_message(TOPIC, 1, key="a", delay="1h")
+    keep, replacing = keyed("a", on_conflict="keep"), keyed("a", on_conflict="replace", payload=2)
+    found = schedule_messages([*keep, *replacing, *keep])
+    assert [(message.pk, message.payload) for message in found] == [(old.pk, 1), (old.pk, 2), (old.pk, 2)]
+
+
+def test_of_many_that_are_to_be_kept_those_whose_time_is_over_make_way() -> None:
+    over = schedule_messages(keyed(["a", "b"], unique="1h"))
+    late = schedule_messages([{"topic": TOPIC, "key": "c", "delay": 0, "expires": "1ms"}])
+    kept = schedule_messages(keyed(["d"]))
+    cancel_message(Message.objects.filter(pk__in=[message.pk for message in over]))
+    unguarded(Message).filter(pk=over[0].pk).update(finished_at=timezone.now() - timedelta(hours=2))
+    eventually(lambda: late[0].is_expired(reads.now(DB)), "the end of its time")
+    found = schedule_messages(keyed(["a", "b", "c", "d"], on_conflict="keep"))
+    assert [message.existed for message in found] == [False, True, False, True]
+    assert [found[1].pk, found[3].pk] == [over[1].pk, kept[0].pk]
+
+
+@pytest.mark.parametrize("unique", ["live", "scheduled", "1h"])
 def test_what_a_message_of_many_holds_its_key_for_is_stored(unique: str) -> None:
     texts = ["a", "b\\c", "ä", "\\N"]
     one = schedule_message(TOPIC, key="one", unique=unique, delay="1h")
@@ -248,13 +313,13 @@ def closing(call: Callable[[], T]) -> Callable[[], T]:
 def test_bulk_calls_that_meet_a_message_just_made_do_not_deadlock(
     together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_the_way, met = held_keys.in_the_way, threading.Event()
+    is_over, met = held_keys.is_over, threading.Event()
 
-    def in_the_way_when_the_other_call_waits(*arguments: Any) -> Any:
+    def is_over_when_the_other_call_waits(*arguments: Any) -> Any:
         if not met.is_set():
             met.set()
             eventually(waits_for_a_lock, "the second call waits")
-        return in_the_way(*arguments)
+        return is_over(*arguments)
 
     def second() -> list[Message]:
         eventually(waits_for_a_lock, "the first call waits for the message with the key b")
@@ -262,7 +327,7 @@ def test_bulk_calls_that_meet_a_message_just_made_do_not_deadlock(
         assert met.wait(PATIENCE)
         return schedule_messages(keyed("ab", on_conflict="debounce"))
 
-    monkeypatch.setattr(held_keys, "in_the_way", in_the_way_when_the_other_call_waits)
+    monkeypatch.setattr(held_keys, "is_over", is_over_when_the_other_call_waits)
     with unfinished(lambda: later(key="b")) as go:
         one, other = together(lambda: schedule_messages(keyed("ab", on_conflict="debounce")), second)
     assert [message.pk for message in one] == [message.pk for message in other]

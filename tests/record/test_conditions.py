@@ -69,7 +69,7 @@ def rows_with(condition: Any) -> set[int]:
 def test_a_waiting_message_is_kept_waiting_exactly_when_it_is_in_the_way() -> None:
     rows = write(*with_keys((State.SCHEDULED, State.RUNNING)))
     with transaction.atomic():
-        kept = {row.pk for row in rows if statements(DB).keep_waiting(row.pk, is_next=False)}
+        kept = statements(DB).keep_waiting([row.pk for row in rows], is_next=False)
     assert kept == {pk for pk in rows_with(HOLDS_KEY | WAITS_AGAIN) if Message.objects.get(pk=pk).state == "scheduled"}
     assert 0 < len(kept) < len(rows)
 

@@ -103,14 +103,14 @@ class Portable:
             [(_new, inserted)] = self.insert_many([new], actor)
             return inserted
 
-    def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
-        """Keep a waiting message from being claimed before the caller's transaction ends.
+    def keep_waiting(self, ids: Sequence[int], *, is_next: bool) -> set[int]:
+        """Keep waiting messages from being claimed before the caller's transaction ends.
 
-        Tell whether it waits, and is in the way of others with its key or ``is_next`` of the handler that calls.
+        Return those that wait, and are in the way of others with their key or ``is_next`` of the handler that calls.
         """
         # A transaction that writes keeps all others from claiming.
-        waiting = Message.objects.using(self.using).filter(pk=message_id, state=State.SCHEDULED)
-        return (waiting if is_next else waiting.filter(IN_THE_WAY)).exists()
+        waiting = Message.objects.using(self.using).filter(pk__in=ids, state=State.SCHEDULED)
+        return set((waiting if is_next else waiting.filter(IN_THE_WAY)).values_list("pk", flat=True))
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages without keys, in the caller's transaction; all are written when the iterator is exhausted."""

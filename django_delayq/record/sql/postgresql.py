@@ -252,9 +252,9 @@ UNLESS_HELD = """
     ON CONFLICT (topic, key) WHERE {holds_key} DO NOTHING
 """
 
-# A claim passes over the row until the caller's transaction ends. Several callers can hold it at once.
+# A claim passes over the rows until the caller's transaction ends. Several callers can hold them at once.
 KEEP_WAITING = """
-SELECT id FROM delayq_message WHERE id = %s AND state = 'scheduled' AND (%s OR {in_the_way}) FOR SHARE
+SELECT id FROM delayq_message WHERE id = ANY(%s) AND state = 'scheduled' AND (%s OR {in_the_way}) ORDER BY id FOR SHARE
 """
 
 # OFFSET keeps the server from looking up the sequence for each id.
@@ -414,9 +414,9 @@ class PostgreSQL(PostgreSQLDelivery, Portable):
             return Portable.fail(self, failures, wait=wait)
         return super().fail(failures, wait=wait)
 
-    def keep_waiting(self, message_id: int, *, is_next: bool) -> bool:
+    def keep_waiting(self, ids: Sequence[int], *, is_next: bool) -> set[int]:
         sql = KEEP_WAITING.format(in_the_way=text_of(IN_THE_WAY, self.using))
-        return bool(self._rows(sql, [message_id, is_next]))
+        return {pk for (pk,) in self._rows(sql, [list(ids), is_next])}
 
     def insert_many(self, new: Sequence[NewMessage], actor: str) -> Iterator[tuple[NewMessage, Inserted]]:
         """Write messages by COPY, in the caller's transaction.
