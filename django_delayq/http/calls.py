@@ -462,12 +462,15 @@ class Info(Call):
 
 
 class MetricsPage(Info):
-    """What Prometheus reads of a namespace, if an app exposes metrics."""
+    """What Prometheus reads of a namespace. If no app exposes metrics, there is no such address."""
+
+    def begin(self) -> None:
+        refuse_if(extensions.exposition() is None, "api not found", 404)
+        super().begin()
 
     def answer(self) -> Told:
         expose = extensions.exposition()
-        if expose is None:
-            raise RequestRefused(404, "api not found")
+        assert expose is not None
         return 200, expose(self.using, self.start)
 
 

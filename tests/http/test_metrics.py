@@ -53,5 +53,6 @@ def test_a_token_has_to_manage_the_namespace(published: Wire) -> None:
 
 
 @pytest.mark.usefixtures("own_additions")
-def test_without_the_app_there_is_nothing(published: Wire) -> None:
-    assert published("GET", "/metrics?namespace=ns1") == (404, {"error": "api not found"})
+def test_without_the_app_there_is_nothing_for_anybody(published: Wire) -> None:
+    for token in (published.token, "unknown", ""):
+        assert published("GET", "/metrics?namespace=ns1", X_Token=token) == (404, {"error": "api not found"})
