@@ -1,9 +1,10 @@
 """Measures each page of the console: ``python -m benchmarks.console [--rows 300000]``.
 
 On servers of its own, without fsync, it fills the tables with a realistic mix, and prints for each page its statements,
-the best time of five, and what a busy machine touches less: the CPU time of Python, and the time that PostgreSQL counts
-for the statements. Then it asks for each page once behind locked tables, before a database that takes no writes, before
-a busy one, and while Redis is frozen: each must answer, with all or with a sentence. ``*`` marks what misses its goal.
+the best time of five, and what a busy machine touches less: the CPU time of Python, the time that PostgreSQL counts for
+the statements, and the blocks of 8 kB that they read. Then it asks for each page once behind locked tables, before a
+database that takes no writes, before a busy one, and while Redis is frozen: each must answer, with all or with a
+sentence. ``*`` marks what misses its goal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main() -> None:
         _schedules()
         tasks = [task for task in [*pages(), *_schedule_pages()] if arguments.only in task.name]
         rows = [
-            ["page", "statements", "best of five, ms", "of it Python, ms", "PostgreSQL, ms"],
+            ["page", "statements", "best of five, ms", "of it Python, ms", "PostgreSQL, ms", "blocks"],
             *map(_measured, tasks),
         ]
         print(f"\n{arguments.rows:,} messages\n\n{tables.as_text(rows)}", flush=True)
@@ -94,7 +95,7 @@ def _schedule_pages() -> Iterator[Task]:
 def _measured(task: Task) -> list[str]:
     from django.db import connection
 
-    times, python, statements, server = [], [], 0, 0.0
+    times, python, statements, server, blocks = [], [], 0, 0.0, 0
     for _turn in range(TURNS):
         prepared = task.prepare()
         with connection.cursor() as cursor:
@@ -105,12 +106,13 @@ def _measured(task: Task) -> list[str]:
         python.append((time.process_time() - used) * 1000)
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT sum(calls), sum(total_exec_time + total_plan_time) FROM pg_stat_statements WHERE query !~* "
+                "SELECT sum(calls), sum(total_exec_time + total_plan_time), sum(shared_blks_hit + shared_blks_read)"
+                " FROM pg_stat_statements WHERE query !~* "
                 "'^(SET|SHOW|BEGIN|COMMIT|ROLLBACK|SAVEPOINT|RELEASE|SELECT pg_stat|SELECT set_config)'"
             )
-            statements, server = cursor.fetchone()
+            statements, server, blocks = cursor.fetchone()
     mark = "*" if statements > STATEMENTS else ""
-    row = [task.name, f"{statements}{mark}", _told(times, PAGE), f"{min(python):.0f}", f"{server:.0f}"]
+    row = [task.name, f"{statements}{mark}", _told(times, PAGE), f"{min(python):.0f}", f"{server:.0f}", f"{blocks:,}"]
     print(*row, sep=" | ", flush=True)
     return row
 
