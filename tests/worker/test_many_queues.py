@@ -24,9 +24,10 @@ from django_delayq.models import Message
 from django_delayq.project import conf
 from django_delayq.record import reads, transitions
 from django_delayq.record.reads import identity
-from django_delayq.record.sql.rows import Claiming, Span
+from django_delayq.record.sql.rows import Claiming, Span, Success
 from django_delayq.restore import reading
 from django_delayq.worker.claim.consumer import Consumer
+from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.shared.broker_switch import BrokerSwitch
 from django_delayq.worker.upkeep.loader import Loader
 from django_delayq.worker.upkeep.sweeper import Sweeper
@@ -35,7 +36,7 @@ from tests.support.assembled import Assemble
 from tests.support.claims import DB
 from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE
-from tests.worker.bench import redis_of
+from tests.worker.bench import redis_of, turn
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("puts_are_flushed")]
 
@@ -384,22 +385,36 @@ def held_by(consumer: Consumer) -> list[tuple[str, int]]:
     return [(delivery.queue, delivery.id) for delivery in consumer.pool.held()]
 
 
-def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
-    consumer: Consumer, calls: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claims: list[int] = []
+def end_all(consumer: Consumer) -> None:
+    """End all deliveries of a consumer whose threads do not run, and have each message consumed."""
+    deliveries = consumer.pool.held()
+    transitions.succeed(DB, [Success(delivery.id, delivery.deliveries, "worker:w") for delivery in deliveries])
+    for delivery in deliveries:
+        consumer.pool.threads.held.remove(delivery)
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """Return the list of the ids that each claim asks for, from now on."""
+    asked_for: list[set[int]] = []
 
     def claim(using: str, asked: Claiming, *args: Any) -> Any:
-        claims.append(len(asked.tickets))
+        asked_for.append({ticket.id for ticket in asked.tickets})
         return claiming(using, asked, *args)
 
     claiming = transitions.claim_asked
     monkeypatch.setattr(transitions, "claim_asked", claim)
+    return asked_for
+
+
+def test_a_turn_takes_from_sixty_queues_with_a_few_calls_and_one_claim(
+    consumer: Consumer, calls: list[object], claims: list[set[int]]
+) -> None:
     messages = [schedule_message(TOPIC, queue=queue) for queue in QUEUES]
     calls.clear()
     consumer.run_round()
     assert sorted(held_by(consumer)) == sorted((message.queue, message.pk) for message in messages)
-    assert claims == [60]
+    assert claims == [ids(messages)]
     # Some open another connection.
     assert len(calls) <= 12
 
@@ -458,6 +473,54 @@ def test_a_queue_without_ids_leaves_the_index(upkeep: Upkeep, consumer: Consumer
     consumer.run_round()
     assert upkeep.broker.client.zcard(upkeep.broker.keys("").queues) == 0
     assert consumer.run_round() > 1
+
+
+@pytest.mark.parametrize("with_redis", [True, False], ids=["Redis", "no Redis"])
+@pytest.mark.parametrize("backlog", ["default", "a", "z"])
+@pytest.mark.parametrize("others", [1, 3])
+def test_messages_of_other_queues_are_claimed_before_those_of_a_backlog(
+    upkeep: Upkeep, assembled: Assemble, claims: list[set[int]], with_redis: bool, backlog: str, others: int
+) -> None:
+    upkeep.loader.tick()
+    parts = assembled(10, queues=(), redis=with_redis)
+    consumer = parts.consumer
+    little = ["b", "c", "d"][:others]
+    for queue in little:
+        schedule_message(TOPIC, queue=queue)
+    consumer.run_round()
+    schedule_messages({"topic": TOPIC, "queue": backlog} for _number in range(60))
+    for _number in range(3):
+        consumer.run_round()
+        end_all(consumer)
+        claims.clear()
+        first = {schedule_message(TOPIC, queue=queue).pk for queue in little}
+        turn(parts)
+        rest = {pk for queue, pk in held_by(consumer) if queue == backlog}
+        assert len(rest) == 10 - others
+        # A query does not tell which queue has many.
+        assert claims == ([first, rest] if with_redis else [first | rest])
+        end_all(consumer)
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside others", "alone"])
+def test_a_claim_has_fewer_of_a_backlog_while_messages_of_other_queues_come(
+    upkeep: Upkeep, assembled: Assemble, claims: list[set[int]], beside: bool
+) -> None:
+    upkeep.loader.tick()
+    parts = assembled(20, queues=(), tuning=Tuning(most_beside_others=6))
+    consumer = parts.consumer
+    schedule_message(TOPIC, queue="other")
+    consumer.run_round()
+    schedule_messages({"topic": TOPIC} for _number in range(60))
+    turn(parts)
+    end_all(consumer)
+    if beside:
+        schedule_message(TOPIC, queue="other")
+        turn(parts)
+        end_all(consumer)
+    claims.clear()
+    turn(parts)
+    assert list(map(len, claims)) == ([6, 6, 6, 2] if beside else [20])
 
 
 @pytest.mark.postgresql("SQLite is asked for each queue")

@@ -226,7 +226,7 @@ class Consumer(threading.Thread):
             if self.blocked.are_most:
                 # Most of the taken messages cannot run here: lower queues need not wait for them.
                 continue
-            if whole.goes_on:
+            if whole.goes_on and not self.queues.deferred:
                 break
             is_full = is_full or found.has_filled(room)
         return whole
@@ -262,7 +262,7 @@ class Consumer(threading.Thread):
             report_moves(self.using, moved, self.extensions, self.pool.recorder.sender.send)
 
     def _catch_up(self, broker: Broker, found: Found) -> bool:
-        """Make further ids ready that fell due together, while the threads are at work.
+        """Make further ids ready that fell due together, while the threads are at work and no other queue waits.
 
         Return whether a take found ids and left others.
         """
@@ -270,7 +270,7 @@ class Consumer(threading.Thread):
         for queue, taken in found.taken.items():
             later = taken
             for _ in range(self.tuning.catch_up):
-                if not later.behind:
+                if not later.behind or later.other_due == 0:
                     break
                 later = broker.promote(queue)
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))

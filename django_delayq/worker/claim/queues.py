@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...api import pausing
@@ -108,7 +108,8 @@ class Found:
     def add(self, later: Found) -> None:
         """Add what was found later in the same round, in other queues."""
         self.taken |= later.taken
-        self.due = later.due
+        if later.due.next_due is not None:
+            self.due = later.due
         self.claimed += later.claimed
         self.left_out |= later.left_out
         self.blocked |= later.blocked
@@ -255,8 +256,12 @@ class Queues:
         self.blocked = blocked
         # None: named queues are served in strict order, and unnamed ones take turns.
         self.shares = Shares(weights) if weights else None
-        # The queue from which the last round took last, if that left ids; "" otherwise.
+        # The queue from which the last round took last, if that left ids, and there are other queues; "" otherwise.
         self._served_last = ""
+        # That queue while it comes last in this round, in a group of its own; "" otherwise.
+        self.deferred = ""
+        # Until then (monotonic) further messages of other queues are expected beside it.
+        self._others_until = 0.0
 
     def listens(self) -> tuple[str, ...] | None:
         """The queues whose wake-ups are for this process; None: those of all queues."""
@@ -268,21 +273,37 @@ class Queues:
         named, paused = self.finder.named, self.pauses.known
         return [q for q in self.blocked.queues if q not in paused and (named is None or q in named)]
 
-    def in_order(self) -> Sequence[tuple[str, ...]]:
-        """Return the queues of a round in groups, the highest first. One take serves one group."""
-        queues = self.pauses.served
+    def in_order(self) -> Iterator[tuple[str, ...]]:
+        """Yield the queues of a round in groups, the highest first. One take serves one group."""
+        queues, self.deferred = self.pauses.served, ""
         if self.finder.named is None or len(queues) > self.tuning.few_queues or (self.shares is not None and queues):
-            return [queues]
-        # A thread that becomes free during this round serves the highest queue first, in the next round.
-        return [(queue,) for queue in queues]
+            yield queues
+            if self.deferred:
+                yield (self.deferred,)
+        else:
+            # A thread that becomes free during this round serves the highest queue first, in the next round.
+            yield from ((queue,) for queue in queues)
 
     def find(self, broker: Broker, queues: tuple[str, ...], room: int, within: float) -> Found:
         """Take up to ``room`` ids from one group of queues that are due or fall due ``within`` seconds."""
         if self.shares is not None:
             return Found(self._take_shares(self.shares, broker, queues, room, within))
-        if self.finder.named is not None and len(queues) == 1:
-            return Found({queues[0]: self._take_one(broker, queues[0], room, within)})
-        return self._take_due(broker, queues, room, within)
+        if time.monotonic() < self._others_until:
+            room = min(room, self.tuning.most_beside_others)
+        if queues == (self.deferred,) or (self.finder.named is not None and len(queues) == 1):
+            self.deferred = ""
+            found = Found({queues[0]: self._take_one(broker, queues[0], room, within)})
+        else:
+            found = self._take_due(broker, queues, room, within)
+        self._note_last(found)
+        return found
+
+    def _note_last(self, found: Found) -> None:
+        """Remember the queue that was served last while it has more: the next round begins with the one after it."""
+        if not self.deferred:
+            is_short = found.left_out or (found.leaves_some and len(self.finder()) > 1)
+            is_in_turn = self.finder.named is None and is_short
+            self._served_last = [self._served_last, *found.tickets][-1] if is_in_turn else ""
 
     def learn(self, found: Found, claimed: Mapping[str, int]) -> None:
         """Take note of how many of the messages that were found were claimed, by queue."""
@@ -330,20 +351,28 @@ class Queues:
             # The first queue of the list goes first. With Redis the take above has seen to that.
             rest.sort(key=lambda queue: queue.name != queues[0])
         self.finder.note([queue.name for queue in rest])
-        wanted = self._with_blocked(rest, queues, found, room)
+        wanted = self._with_blocked(self._defer(rest, room), queues, found, room)
         found.taken |= broker.take_many(wanted, room, within, both_ends=self.blocked.are_most)
         found.left_out = due.more > 0 or any(queue.name not in found.taken for queue in wanted)
-        if not named:
-            several = len({queue.name for queue in [*due.queues, *wanted]}) > 1
-            is_short = found.left_out or (several and any(taken.left for taken in found.taken.values()))
-            self._served_last = [self._served_last, *found.tickets][-1] if is_short else ""
         return found
+
+    def _defer(self, due: Sequence[DueQueue], room: int) -> Sequence[DueQueue]:
+        """Leave out the queue that was served last while others leave it room: it is served after their claim.
+
+        So their few messages do not wait for the claim of its many, and begin meanwhile. A query counts none.
+        """
+        others = [queue for queue in due if queue.name != self._served_last]
+        are_few = self.blocked.holds_ids and 0 < sum(queue.ready + queue.due for queue in others) < room
+        if len(others) == len(due) or not are_few:
+            return due
+        self.deferred, self._others_until = self._served_last, time.monotonic() + self.tuning.others_expected
+        return others
 
     def _with_blocked(
         self, due: Sequence[DueQueue], queues: Sequence[str], found: Found, room: int
     ) -> Sequence[DueQueue]:
         """Add the blocked ids that may begin here, also those of queues in which nothing else is due."""
-        blocked = [queue for queue in self.with_blocked if queue not in found.taken]
+        blocked = [queue for queue in self.with_blocked if queue not in found.taken and queue != self.deferred]
         if not blocked:
             return due
         others = {queue.name for queue in due}
