@@ -46,6 +46,11 @@ def of_user(name: str) -> str:
     return f"user:{name}"
 
 
+def display_name(actor: str) -> str:
+    """Return an actor as pages name it: a user by the name alone."""
+    return actor.removeprefix("user:")
+
+
 @contextmanager
 def acting_as(actor: str) -> Iterator[None]:
     """Name the actor of all moves made inside, e.g. ``"user:anna"``."""

@@ -96,6 +96,18 @@ def _interval(rate: Any) -> timedelta:
     raise ValueError("rate must be text such as '100/m': a number, and s, m, h, d or a duration of 1 second or more")
 
 
+def rate(limit: Limit, factor: float) -> str:
+    """Return the rate of a limit, times a factor, as declarations write it; empty for none that is a whole number."""
+    if limit.interval is None:
+        return ""
+    for unit in _UNITS:
+        number = factor * seconds(f"1{unit}") / limit.interval.total_seconds()
+        # The interval is rounded to microseconds.
+        if 0.5 < number <= MOST and abs(number - round(number)) < number / 1000:
+            return f"{round(number)}/{unit}"
+    return ""
+
+
 def topic_name(topic: str, key: str | None) -> str:
     """Return the name of the limit that counts a topic, or a key of it."""
     return f"topic {topic}" if key is None else f"topic {topic} key {key}"

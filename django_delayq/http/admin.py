@@ -225,7 +225,7 @@ def _row(token: Token, now: datetime, made_by: str) -> SimpleNamespace:
         state=state,
         used=_used(token, now),
         is_idle=(token.used_at or token.created_at) <= now - IDLE,
-        made_by=made_by.removeprefix("user:"),
+        made_by=made_by,
         alike=urlencode({name: getattr(token, name) or "" for name in ("namespace", "description", "rights", *_LIMIT)}),
     )
 

@@ -212,14 +212,18 @@ def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
     if not closed:
         return Lines()
     now = reads.now(using)
+    due = [*read_due(using, closed, now=now, overdue_since=now, caps=caps)]
+    return lines_of(using, due, most, more=may_be_more(due, caps))
+
+
+def lines_of(using: str, all_due: Iterable[Due], most: int, *, more: bool) -> Lines:
+    """Return the lines in which these messages wait; ``more``: others may stand behind them."""
     numbers: Counter[str] = Counter()
     oldest: dict[str, datetime] = {}
-    all_due = [*read_due(using, closed, now=now, overdue_since=now, caps=caps)]
     for due in all_due:
         if due.limit is not None:
             numbers[due.limit] += due.number
             oldest[due.limit] = min(due.oldest, oldest.get(due.limit, due.oldest))
-    more = may_be_more(all_due, caps)
     longest = sorted(numbers, key=lambda name: (-numbers[name], oldest[name], name))[:most]
     first = sorted(oldest, key=lambda name: (oldest[name], name))[:most]
     states = {
@@ -231,8 +235,12 @@ def longest_lines(using: str, most: int, caps: Caps = CAPS) -> Lines:
 
 def all_limits(using: str, most: int) -> Lines:
     """Return the longest lines, after them limits that are overridden, and then those that are declared or in use."""
-    lines = longest_lines(using, most)
-    others = known_limits(using) - {line.name for line in lines.longest}
+    return with_others(using, longest_lines(using, most), known_limits(using), most)
+
+
+def with_others(using: str, lines: Lines, known: set[str], most: int) -> Lines:
+    """Return lines, and after them limits for which nothing waits: first those that are overridden."""
+    others = known - {line.name for line in lines.longest}
     overridden = overrides.known(using).in_force.keys() & others
     names = (*sorted(overridden), *sorted(others - overridden))
     rest = read_limits(using, names[: max(0, most - len(lines.longest))])

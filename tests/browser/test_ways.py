@@ -12,9 +12,10 @@ from django.utils import timezone
 from django_delayq import pause_queue, schedule_message, schedule_messages
 from django_delayq.console.models import AuditEvent, Operation
 from django_delayq.core.states import State
-from django_delayq.models import Message, Queue
+from django_delayq.models import LimitOverride, Message, Queue
 from tests.console.admin import samples
 from tests.console.admin.samples import admin_url as url
+from tests.support.limits import Declare
 from tests.support.processes import Start
 
 from .chromium import expect
@@ -158,3 +159,32 @@ def test_a_payload_is_copied_and_the_way_back_leads_to_the_search(open_page: Ope
     without = open_page(samples.change_url(message), java_script_enabled=False)
     expect(without.locator("#payload > pre")).to_be_visible()
     expect(without.locator("#payload > pre + button")).to_be_hidden()
+
+
+def test_a_topic_is_paused_from_the_list_and_reset(open_page: Open, overrides_forgotten: None) -> None:
+    samples.many(3, topic="t.ok", delay=0)
+    page = open_page(url("topics_changelist"))
+    expect(page.get_by_role("link", name="no handler")).to_be_visible()
+    page.get_by_role("link", name="Pause…").click()
+    confirm(page, "Pause", reason="the bank is down", duration="2h")
+    expect(page.locator(".messagelist")).to_contain_text("The limit topic t.ok holds in all workers.")
+    expect(page.get_by_role("row").filter(has_text="t.ok")).to_contain_text("by anna · ")
+
+    page.goto(url("topics_changelist"))
+    expect(page.get_by_role("link", name="paused", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Reset").click()
+    expect(page.locator(".messagelist")).to_contain_text("The limit topic t.ok is as the code declares it.")
+    assert [*AuditEvent.objects.order_by("pk").values_list("action", "reason")] == [
+        ("override", "the bank is down"),
+        ("reset", ""),
+    ]
+
+
+def test_a_limit_is_changed_from_its_row(open_page: Open, overrides_forgotten: None, declare: Declare) -> None:
+    declare("t.ok", limit=4)
+    page = open_page(url("limits_changelist"))
+    row = page.get_by_role("row").filter(has_text="t.ok")
+    for button, limit in (("×2", 8), ("×2", 16), ("½", 8), ("Pause", 0)):
+        row.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator(".messagelist")).to_contain_text("The limit topic t.ok holds in all workers.")
+        assert LimitOverride.objects.get().limit == limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -34,6 +34,13 @@ def declare() -> Declare:
         def receive(message: Delivered) -> None: ...
 
     return do
+
+
+@pytest.fixture
+def overrides_forgotten() -> Iterator[None]:
+    """Have this process forget the overrides of a test."""
+    yield
+    overrides._known.clear()
 
 
 @pytest.fixture

@@ -73,9 +73,9 @@ def bars(
     highest = max((sum(value or 0 for value in column.values) for column in columns), default=0)
     most = marks.most if marks is not None and marks.most <= 2 * highest else 0
     top = nice(max(highest, most * 1.1))
-    legend = [(_square(fills[place]), label) for place, label in enumerate(series)]
+    labels = legend(zip(fills, series, strict=False))
     if marks is not None and most:
-        legend.append((_stroke("most"), marks.most_text))
+        labels.append((_stroke("most"), marks.most_text))
     return _figure(
         columns,
         [_stack(column, place, top, fills) for place, column in enumerate(columns)],
@@ -85,7 +85,7 @@ def bars(
         title=title,
         description=description,
         series=series,
-        legend=legend,
+        legend=labels,
         marks=marks,
         now_x="" if marks is None else _percent(marks.now, columns),
         most_y=_short(_y(most / top)) if most else "",
@@ -147,14 +147,14 @@ def gauge(share: float) -> SafeString:
     return mix([("1" if used >= 1 else "0", used), ("none", 1 - used)], kind="gauge")
 
 
-def life(title: str, parts: Sequence[tuple[str, float, float, str]], legend: Sequence[tuple[str, str]]) -> SafeString:
+def life(title: str, parts: Sequence[tuple[str, float, float, str]], labels: Sequence[tuple[str, str]]) -> SafeString:
     """Draw parts of a time side by side: colour class, start and length as shares of the whole, and words for each."""
     # A run of a millisecond in a day must be visible, too.
     drawn = [
         (text, _rect(f"dq-fill-{fill}", 100 * start, 0, max(0.3, 100 * length), 1))
         for fill, start, length, text in parts
     ]
-    shown = {"title": title, "parts": drawn, "legend": [(_square(fill), label) for fill, label in legend]}
+    shown = {"title": title, "parts": drawn, "legend": legend(labels)}
     return render_to_string("delayq_console/chart_life.html", {"chart": shown})
 
 
@@ -262,6 +262,11 @@ def _path(values: Iterable[float | None]) -> str:
         drawn.append(f"{pen}{_short(place + 0.5)} {_short(_log_y(value))}" + ("h.1" if pen == "M" else ""))
         pen = "L"
     return "".join(drawn)
+
+
+def legend(labels: Iterable[tuple[str, Any]]) -> list[tuple[SafeString, Any]]:
+    """Return what ``chart_legend.html`` shows: a square of each colour class, and its label."""
+    return [(_square(fill), label) for fill, label in labels]
 
 
 def _square(fill: str) -> SafeString:

@@ -11,14 +11,16 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ...core.actors import display_name
 from ...core.durations import brief
+from ...core.limits import parts
 from ...core.retry import RetryPolicy
 from ...core.states import State
 from ...inspector import diagnostics
 from ...inspector.consistency import Mismatch
 from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState, overdue_cutoff
-from ...models import Message, Queue, Transition, Worker
+from ...models import LimitOverride, Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
 from ...project import pulled, registry
 from ..whereabouts import Whereabouts
@@ -153,6 +155,14 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     return "; ".join(said)
 
 
+def limit_words(name: str) -> str:
+    """Return what a limit counts, e.g. "topic crm.sync, key acme"."""
+    kind, what, key = parts(name)
+    if key is not None:
+        return _("topic %(topic)s, key %(key)s") % {"topic": what, "key": key}
+    return (_("topic %(name)s") if kind == "topic" else _("queue %(name)s")) % {"name": what}
+
+
 def _limited(message: Message, now: datetime, in_line: InLine) -> list[str]:
     """Return what to say of a message that a limit holds back."""
     values = {"limit": in_line.limit.name, "use": limit_text(in_line.limit, now)}
@@ -212,28 +222,24 @@ def pause_facts(queue: Queue, now: datetime) -> str:
     return change_facts(queue.paused_by, queue.paused_at, queue.resumes_at, queue.reason, now)
 
 
+def override_facts(row: LimitOverride, now: datetime) -> str:
+    """Return in a few words by whom, since when, until when and why a limit is overridden."""
+    return change_facts(row.set_by, row.since, row.until, row.reason, now)
+
+
 def change_facts(actor: str, since: datetime, until: datetime | None, reason: str, now: datetime) -> str:
     """Return in a few words by whom, since when, until when and why something holds."""
-    said = [_("by %(actor)s") % {"actor": actor.removeprefix("user:")}] if actor else []
+    said = [_("by %(actor)s") % {"actor": display_name(actor)}] if actor else []
     said.append(_("%(span)s ago") % {"span": span(now - since)})
     if until is not None:
-        said.append(_("until %(until)s") % {"until": moment(until, "seconds")})
+        said.append(_("until %(until)s, in %(span)s") % {"until": moment(until, "seconds"), "span": span(until - now)})
     return " · ".join([*said, f"“{reason}”"] if reason else said)
-
-
-def describe_change(since: datetime, actor: str, until: datetime | None, now: datetime) -> list[str]:
-    """Return in words since when, by whom and until when a pause or an override holds."""
-    parts = [_("since %(since)s") % {"since": moment(since, "seconds")}]
-    if actor:
-        parts.append(_("by %(actor)s") % {"actor": actor})
-    if until is not None:
-        parts.append(_("until %(until)s, in %(span)s") % {"until": moment(until, "seconds"), "span": span(until - now)})
-    return parts
 
 
 def pause_text(queue: Queue) -> str:
     """Return in a sentence since when, by whom, until when and why a queue is paused."""
-    values = {"queue": queue.name, "since": moment(queue.paused_at, "seconds"), "actor": queue.paused_by or "?"}
+    actor = display_name(queue.paused_by) or "?"
+    values = {"queue": queue.name, "since": moment(queue.paused_at, "seconds"), "actor": actor}
     text = _("Queue %(queue)s has been paused since %(since)s by %(actor)s")
     if queue.resumes_at is not None:
         values["until"] = moment(queue.resumes_at, "seconds")
@@ -313,7 +319,7 @@ def _finished(message: Message, last: Transition | None) -> str:
     """Say how, when and by whom a message was finished."""
     values = {
         "at": moment(message.finished_at, "seconds") if message.finished_at else "",
-        "actor": last.actor if last else "",
+        "actor": display_name(last.actor) if last else "",
     }
     text = {
         State.CONSUMED: _("Consumed by %(actor)s at %(at)s"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -11,21 +12,26 @@ from urllib.parse import urlencode
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...api import limiting
 from ...core import limits
 from ...core.exceptions import InvalidMessage
-from ...core.limits import parts
+from ...core.limits import Limit, parts
 from ...core.outcomes import storable
 from ...core.states import State
+from ...inspector import stats
+from ...inspector.numbers import total
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
+from ..console_tuning import timeouts
 from ..models import Limits, Topics
 from ..search import texts as searches
+from ..statements import statement_timeout
 from . import charts, page, page_data, panels
-from .explanation import change_facts, limit_text, span
+from .explanation import limit_text, limit_words, override_facts, span
 from .forms import PauseForm, ReasonField
 from .page import Page
 from .readonly import ReadOnly
@@ -57,6 +63,18 @@ class OverrideForm(PauseForm):
     reason = ReasonField(gettext_lazy("Written to the audit."))
     field_order = ("topic", "limit_key", "queue", "limit", "rate", "burst", "duration", "until", "reason")
 
+    def __init__(self, data: Any, *, name: str, pauses: bool, initial: dict[str, Any]) -> None:
+        """Make the form for the limit of this name; without one the form asks which limit is meant.
+
+        One that ``pauses`` asks only for the end and the reason.
+        """
+        super().__init__(data, initial=initial)
+        self.limit_name = name
+        for field in ("topic", "limit_key", "queue") if name else ():
+            del self.fields[field]
+        for field in ("limit", "rate", "burst") if pauses else ():
+            self.fields[field].widget = forms.HiddenInput()
+
     def clean_rate(self) -> str | None:
         rate: str = self.cleaned_data["rate"].strip()
         try:
@@ -71,9 +89,9 @@ class OverrideForm(PauseForm):
             return cleaned
         if all(cleaned[name] is None for name in ("limit", "rate", "burst")):
             raise forms.ValidationError(_("Give a number at once, a rate or a burst."))
+        meant = {name: cleaned.pop(name, None) or None for name in ("topic", "limit_key", "queue")}
         try:
-            meant = {name: cleaned.pop(name) or None for name in ("topic", "limit_key", "queue")}
-            cleaned["name"] = limiting.name_of(**meant)
+            cleaned["name"] = self.limit_name or limiting.name_of(**meant)
         except InvalidMessage:
             raise forms.ValidationError(_("Give a topic, with a limit key or without, or a queue.")) from None
         return cleaned
@@ -95,6 +113,8 @@ class LimitsAdmin(Page):
         return {
             "lines": found,
             "limits": rows(self, known, data.at, change["override_url"]),
+            "waiting": _waiting(known, data.at),
+            "legend": charts.legend([("0", _("in use")), ("1", _("full or paused")), ("none", _("free"))]),
             "partial": len(known) == self.list_per_page,
             "most": self.list_per_page,
             **change,
@@ -103,13 +123,19 @@ class LimitsAdmin(Page):
     def override_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the override of a limit on GET; override it on POST."""
         self.require(request, "override")
-        named = request.GET.get("name", "")
-        kind, what, key = parts(named if " " in named else "topic ")
-        initial: dict[str, Any] = {kind: what, "limit_key": key}
-        if request.method != "POST" and (row := limiting.in_force(self.using).get(named)):
+        name, initial = _meant(request.GET.get("name", ""))
+        with statement_timeout(self.using, timeouts.page):
+            row = limiting.in_force(self.using).get(name)
+            states = stats.read_limits(self.using, [name]) if name else []
+        if row is not None:
             # What is left empty is as the code declares it, and no more as the present override says.
             initial |= {"limit": row.limit, "rate": row.rate, "burst": row.burst, "until": row.until}
-        form = OverrideForm(request.POST if request.method == "POST" else None, initial=initial)
+        pauses = request.GET.get("limit") == "0"
+        if pauses:
+            initial["limit"] = 0
+        form = OverrideForm(
+            request.POST if request.method == "POST" else None, name=name, pauses=pauses, initial=initial
+        )
         if form.is_valid():
             given, name = form.cleaned_data, form.cleaned_data.pop("name")
             try:
@@ -120,8 +146,11 @@ class LimitsAdmin(Page):
                 form.add_error(None, _("The override would have ended already."))
             else:
                 return self._done(request, _("The limit %(limit)s holds in all workers."), name)
-        facts = {"form": form, "url": request.get_full_path(), "back": self.url(Limits)}
-        return page.response(self, request, _("Override a limit"), "limit_override", facts)
+        shown = {"limits": rows(self, states, timezone.now()), "action": "pause" if pauses else "override"}
+        facts = {"form": form, "url": request.get_full_path(), "back": self.url(Limits), **shown}
+        title = _("Pause %(limit)s") if pauses else _("Override the limit of %(limit)s")
+        title = title % {"limit": limit_words(name)} if name else _("Override a limit")
+        return page.response(self, request, title, "limit_override", facts)
 
     def reset_view(self, request: HttpRequest) -> HttpResponse:
         """Reset a limit to the declaration in the code."""
@@ -138,6 +167,16 @@ class LimitsAdmin(Page):
     def _done(self, request: HttpRequest, text: str, name: str) -> HttpResponse:
         panels.forget()
         return self.leave(request, self.url(Limits), text % {"limit": name}, messages.SUCCESS)
+
+
+def _meant(given: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of a limit that an address gives, and what it counts; nothing for a name that no limit has."""
+    with suppress(ValueError, InvalidMessage):
+        kind, what, key = parts(given)
+        if kind in _KINDS:
+            meant = {kind: what, "limit_key": key}
+            return limiting.name_of(**meant), meant
+    return "", {}
 
 
 def change_urls(shown: Page, request: HttpRequest) -> dict[str, str]:
@@ -166,8 +205,11 @@ def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -
         what=what,
         key=key,
         url=shown.url(Topics if kind == "topic" else Queue, "detail", what),
-        overridden=row and change_facts(row.set_by, row.since, row.until, row.reason, now),
+        override=row,
+        overridden=row and override_facts(row, now),
         paused=bool(row and row.is_pause),
+        steps=[*_steps(limit)],
+        kept=[*_kept(limit)],
         override_url=of_limit(override_url, limit.name),
         use=limit_text(limit, now),
         gauge=charts.gauge(_used(limit)),
@@ -177,6 +219,41 @@ def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -
         waiting_url=shown.list_url(Message, waiting) if limit.waiting.count else "",
         oldest="–" if limit.oldest is None else span(now - limit.oldest),
     )
+
+
+def _kept(state: LimitState) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an override that a click on one of its steps keeps."""
+    row, limit = state.override, state.limit
+    if row is not None:
+        until = row.until and f"{timezone.localtime(row.until):%Y-%m-%dT%H:%M:%S}"
+        given = (("limit", row.limit), ("rate", row.rate), ("until", until), ("reason", row.reason))
+        yield from ((name, value) for name, value in given if value not in (None, ""))
+    if limit is not None and limit.interval is not None and limit.burst > 1:
+        yield "burst", limit.burst
+
+
+def _steps(state: LimitState) -> Iterator[tuple[str, Any, str, str]]:
+    """Yield the changes of a limit that take one click: the field of an override, its value, a label and a title."""
+    if state.limit is not None:
+        for label, factor in (("½", 0.5), ("×2", 2.0)):
+            yield from _step(state.limit, label, factor)
+    if not (state.override and state.override.is_pause):
+        yield "limit", 0, _("Pause"), _("nothing begins")
+
+
+def _step(limit: Limit, label: str, factor: float) -> Iterator[tuple[str, Any, str, str]]:
+    if limit.count is None:
+        if rate := limits.rate(limit, factor):
+            yield "rate", rate, label, rate
+    elif 0 < (number := round(limit.count * factor)) <= limits.MOST and number != limit.count:
+        yield "limit", number, label, _("%(number)d at once") % {"number": number}
+
+
+def _waiting(known: Iterable[LimitState], now: datetime) -> str:
+    """Return in words how many messages wait for limits, and for how long the oldest."""
+    oldest = [line.oldest for line in known if line.oldest is not None]
+    values = {"number": total(line.waiting for line in known), "age": span(now - min(oldest, default=now))}
+    return _("%(number)s waiting, the oldest for %(age)s") % values if oldest else ""
 
 
 def _used(line: LimitState) -> float:

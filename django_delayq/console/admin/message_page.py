@@ -22,6 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...api.repeating import repeat_message
 from ...broker import publisher
+from ...core.actors import display_name
 from ...core.durations import brief
 from ...core.exceptions import BrokerUnavailable, InvalidMessage, KeyConflict
 from ...core.outcomes import storable
@@ -432,7 +433,7 @@ def steps(
                 after=state_label(move.to_state),
                 took=span(move.at - found[-1].at) if found else "",
                 due="" if previous and previous.due_at == move.due_at else moment(move.due_at),
-                actor=move.actor,
+                actor=display_name(move.actor),
                 reason=move.reason,
                 error=move.error,
                 future=False,
@@ -490,7 +491,7 @@ def deliveries(moves: Sequence[Transition], now: datetime) -> list[SimpleNamespa
                 worker=move.actor,
                 outcome=_outcome(end, move.delivery) if end else "",
                 due=moment(end.due_at) if end and end.to_state == State.SCHEDULED else "",
-                actor=end.actor if end and _worker(end) != _worker(move) else "",
+                actor=display_name(end.actor) if end and _worker(end) != _worker(move) else "",
                 error=end.error if end else "",
                 traceback=end.traceback if end else "",
             )

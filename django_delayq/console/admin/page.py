@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from django.apps import apps
 from django.contrib import admin
+from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
@@ -31,6 +32,7 @@ from .readonly import ReadOnly
 from .site import PAGES
 
 Row = TypeVar("Row", bound=Model)
+T = TypeVar("T")
 
 # The models of pages in other apps of this package.
 ELSEWHERE = (("delayq_recurring", "Schedule"), ("delayq_http", "Token"))
@@ -178,9 +180,25 @@ def choices(request: HttpRequest, name: str, now: str, labels: Mapping[str, Any]
     found = []
     for choice, label in labels.items():
         query = request.GET.copy()
+        query.pop("page", None)
         query[name] = choice
         found.append(SimpleNamespace(label=str(label), url=f"?{query.urlencode()}", chosen=choice == now))
     return found
+
+
+def matching(request: HttpRequest, names: Iterable[str]) -> list[str]:
+    """Return the names that have the text of the search box in them, or that begin with it where it ends with a *."""
+    text = request.GET.get("q", "").strip().casefold()
+    if text.endswith("*"):
+        return [name for name in names if name.casefold().startswith(text[:-1])]
+    return [name for name in names if text in name.casefold()]
+
+
+def paged(request: HttpRequest, rows: Sequence[T], size: int) -> tuple[list[T], list[SimpleNamespace]]:
+    """Return the rows of the page that the address names, and a link to each page where there are several."""
+    found = Paginator(rows, size).get_page(request.GET.get("page"))
+    numbers = {str(number): number for number in found.paginator.page_range if found.paginator.num_pages > 1}
+    return list(found.object_list), choices(request, "page", str(found.number), numbers)
 
 
 class Page(ReadOnly):

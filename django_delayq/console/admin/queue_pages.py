@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...api import actions, pausing
 from ...broker.base import QueueSize
+from ...core.actors import display_name
 from ...core.exceptions import InvalidMessage
 from ...core.states import State
 from ...inspector import worker_list
@@ -31,7 +32,7 @@ from ..operations import lifecycle
 from ..operations.work import Scope, holder
 from ..statements import in_time, statement_timeout
 from . import action_table, page, page_data, panels, topic_pages
-from .explanation import describe_change, span
+from .explanation import pause_facts, span
 from .forms import DelayField, PauseForm, ReasonField, SpreadForm
 from .page import Page
 from .page_data import PageData
@@ -75,7 +76,7 @@ class ResumeForm(SpreadForm):
             return ""
         spread = span(timedelta(seconds=self.under_way.arguments.get("spread") or 0))
         text = _("Operation #%(id)d by %(actor)s spreads the due messages over %(spread)s, then resumes the queue.")
-        return text % {"id": self.under_way.pk, "actor": self.under_way.started_by, "spread": spread}
+        return text % {"id": self.under_way.pk, "actor": display_name(self.under_way.started_by), "spread": spread}
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
@@ -127,8 +128,7 @@ class QueueAdmin(Page):
         """Return what pages show of the pause of a queue, with the addresses that end, change or begin one."""
         return {
             "paused": pause is not None,
-            "pause": [] if pause is None else describe(pause, now),
-            "reason": "" if pause is None else pause.reason,
+            "pause": "" if pause is None else pause_facts(pause, now),
             "pause_url": self.url(Queue, "pause", name) if may_pause else "",
             "resume_url": self.url(Queue, "resume", name) if may_pause and pause is not None else "",
         }
@@ -249,8 +249,7 @@ class QueueAdmin(Page):
             "action": view,
             "waiting": waiting,
             "problem": getattr(form, "problem", ""),
-            "pause": None if pause is None else describe(pause, reads.now(self.using)),
-            "reason": "" if pause is None else pause.reason,
+            "pause": "" if pause is None else pause_facts(pause, reads.now(self.using)),
             "url": self.url(Queue, view, name),
             "back": self.url(Queue),
         }
@@ -259,11 +258,6 @@ class QueueAdmin(Page):
     def _done(self, request: HttpRequest, text: str, level: int) -> HttpResponse:
         panels.forget()
         return self.leave(request, self.url(Queue), text, level)
-
-
-def describe(pause: Queue, now: datetime) -> list[str]:
-    """Return in words since when, by whom and until when a queue is paused, without the reason."""
-    return describe_change(pause.paused_at, pause.paused_by, pause.resumes_at, now)
 
 
 def _waiting(number: int | None) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter, itemgetter, methodcaller
 from types import SimpleNamespace
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
@@ -12,40 +13,91 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...api import limiting, pausing
 from ...core.durations import brief
-from ...core.limits import parts, topic_name
+from ...core.limits import parts
 from ...core.outcomes import storable
 from ...inspector import stats
-from ...inspector.stats import Lines
+from ...inspector.stats import LimitState
 from ...models import Message, Queue
 from ..console_tuning import tuning
 from ..models import DeadLetters, Topics
 from ..search import texts
 from ..statistics.throughput import Compared, RollupSum, add_up, compare, read_traffic
-from . import limits_page, page, page_data, panels, past_charts
+from . import limits_page, obstacles, page, page_data, panels, past_charts
 from .charts import bound
+from .obstacles import Backlog, DueNow
 from .page import Page
 from .panels import Panel
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
+
+class Measure(NamedTuple):
+    """A number of topics and queues. Lists that show it are sorted by it with its name in the address."""
+
+    name: str
+    label: Any
+    value: Callable[[RollupSum], float | None]
+    write: Callable[[Any], str]
+    is_listed: bool = False
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else "–"
+
+
+def _span(seconds: float | None) -> str:
+    return "–" if seconds is None else brief(seconds)
+
+
+_MEASURES = (
+    Measure("consumed", gettext_lazy("Consumed"), itemgetter("consumed"), "{:,}".format, is_listed=True),
+    Measure("failed", gettext_lazy("Failed"), attrgetter("failed"), _count, is_listed=True),
+    Measure("retried", gettext_lazy("Retried"), itemgetter("retried"), _count),
+    Measure("dead", gettext_lazy("Dead"), itemgetter("dead"), _count),
+    Measure("run50", gettext_lazy("Run time p50"), methodcaller("runtime", 50), bound),
+    Measure("run95", gettext_lazy("Run time p95"), methodcaller("runtime", 95), bound, is_listed=True),
+    Measure("mean", gettext_lazy("Mean run time"), attrgetter("mean_runtime"), _span, is_listed=True),
+    Measure("late50", gettext_lazy("Lateness p50"), methodcaller("lateness", 50), bound),
+    Measure("late95", gettext_lazy("Lateness p95"), methodcaller("lateness", 95), bound, is_listed=True),
+)
+_COLUMNS = {
+    "name": gettext_lazy("Name"),
+    "due": gettext_lazy("Waiting"),
+    **{measure.name: measure.label for measure in _MEASURES if measure.is_listed},
+}
+# What else sorts than the numbers of the table; names are in their order already.
+_VALUES: dict[str, Callable[[RollupSum], float | None]] = {
+    "name": itemgetter("name"),
+    "busiest": attrgetter("ended"),
+    "failing": attrgetter("failed"),
+    **{measure.name: measure.value for measure in _MEASURES},
+}
+
+# Each window, and what the grey numbers are of.
 _WINDOWS = {
     "hour": gettext_lazy("Last hour"),
     "day": gettext_lazy("Last day"),
     "week": gettext_lazy("Last week"),
     "month": gettext_lazy("Last 30 days"),
 }
+_BEFORE = {
+    "hour": gettext_lazy("the hour before"),
+    "day": gettext_lazy("the day before"),
+    "week": gettext_lazy("the week before"),
+    "month": gettext_lazy("the 30 days before"),
+}
 _ORDERS = {
     "busiest": gettext_lazy("Busiest"),
+    "waiting": gettext_lazy("What waits"),
     "slower": gettext_lazy("What got slower"),
     "failing": gettext_lazy("What fails most"),
 }
 
-# What a list says when it is empty.
+# What a list says when it is empty. These orders leave out what they do not apply to.
 _NONE = {
-    "busiest": gettext_lazy("No message was delivered in this time."),
+    "waiting": gettext_lazy("Nothing waits: no message is due."),
     "slower": gettext_lazy("Nothing got slower: no mean run time is half as long again as in the time before."),
     "failing": gettext_lazy("No handler failed in this time."),
 }
@@ -62,28 +114,18 @@ class TopicsAdmin(Page):
     template = "topics"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        order, window = page.chosen(request, "order", _ORDERS), page.chosen(request, "window", _WINDOWS)
-        found = _load(compare, self.using, window, "topic")
-        ranked = _ranked(found.value or {}, order)
-        rows = _rows(self, ranked, "topic", window)
-        self._add_limits(request, rows)
+        window = page.chosen(request, "window", _WINDOWS)
+        found, due = _load(compare, self.using, window, "topic"), _due_now(self.using)
+        known, order = found.value or {}, _order(request)
+        none = _("No topic matches.") if request.GET.get("q") else _("No message was delivered in this time.")
         return {
-            "problem": found.problem,
-            "rows": rows,
-            "requeue_url": _requeue_url(self, request),
-            "more": max(0, len(ranked) - self.list_per_page),
-            "none": _NONE[order],
+            "problems": panels.problems(found, due),
+            "none": _NONE.get(order, none),
+            "query": request.GET.get("q", ""),
             "orders": page.choices(request, "order", order, _ORDERS),
             "windows": page.choices(request, "window", window, _WINDOWS),
+            **_table(self, request, "topic", known, due.value),
         }
-
-    def _add_limits(self, request: HttpRequest, rows: list[SimpleNamespace]) -> None:
-        """Add what somebody changed of the limit of each topic, and where it is changed."""
-        change_url = limits_page.change_urls(self, request)["override_url"]
-        changed = panels.load("overrides", self.using, limiting.in_force, self.using, kept=0.0).value or {}
-        for row in rows:
-            name = topic_name(row.name, None)
-            row.override, row.limit_url = changed.get(name), limits_page.of_limit(change_url, name)
 
     def detail_view(self, request: HttpRequest, topic: str) -> HttpResponse:
         """Show what became of the messages of a topic, and how long its handler ran."""
@@ -96,40 +138,33 @@ def detail(
     """Return the page of a topic or a queue, as ``kind`` says; ``state`` returns what it shows of a pause."""
     shown.require(request)
     name, using, window = storable(given), shown.using, page.chosen(request, "window", _WINDOWS)
-    found = _load(read_traffic, using, window, kind, name)
+    found, due = _load(read_traffic, using, window, kind, name), _due_now(using)
     past, by_other = found.value or (None, {})
-    # Read anew for each page, because a user who has just paused a queue wants to see it.
-    read = panels.load("limits and pauses", using, _limits_and_pauses, using, kept=0.0)
-    lines, paused = read.value or (Lines(), {})
-    of_it = [limit for limit in lines.longest if parts(limit.name)[:2] == (kind, name)]
-    now = timezone.now()
+    # Read anew for each page, because a user who has just overridden a limit wants to see it.
+    lines = panels.load("limits of one", using, _limits, using, (kind, name), due.value, kept=0.0)
+    now, other = timezone.now(), "queue" if kind == "topic" else "topic"
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
-    dead, change = _dead_text(kind, name), limits_page.change_urls(shown, request)
+    table = _table(shown, request, other, by_other, due.value, name)
     facts = {
-        "problems": panels.problems(found, read),
-        "queue": state(name, paused.get(name), now, shown.may(request, "pause")) if state and read.value else None,
+        **table,
+        "problems": panels.problems(found, due, lines),
+        "row": _row(shown, kind, name, whole, obstacles.backlogs(shown, due.value, kind), table),
+        "queue": state(name, due.value.paused.get(name), now, shown.may(request, "pause"))
+        if state and due.value
+        else None,
         "windows": page.choices(request, "window", window, _WINDOWS),
+        "window": _WINDOWS[window],
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
         "heading": _("Queues") if kind == "topic" else _("Topics"),
-        "rows": _rows(shown, _ranked(by_other), "queue" if kind == "topic" else "topic", window),
-        "requeue_url": _requeue_url(shown, request),
-        "limits": limits_page.rows(shown, of_it, now, change["override_url"]),
-        **change,
-        "limit_url": limits_page.of_limit(change["override_url"], f"{kind} {name}"),
-        "dead": dead if whole.now["dead"] else "",
+        "limits": limits_page.rows(shown, lines.value or (), now, table["override_url"]),
         "beside": [
-            (_("Messages"), shown.list_url(Message, texts.term_text(kind, name), state="all")),
-            (_("Dead messages"), shown.list_url(Message, dead, state="all")),
+            (_("Dead messages"), shown.list_url(Message, _dead_text(kind, name), state="all")),
             (_("Failures"), _failures_url(shown, kind, name)),
         ],
     }
     return page.response(shown, request, title % {"name": name}, "topic", facts)
-
-
-def _limits_and_pauses(using: str) -> tuple[Lines, dict[str, Queue]]:
-    return stats.all_limits(using, page_data.MOST_LIMITS), pausing.paused(using)
 
 
 def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel[T]:
@@ -137,27 +172,84 @@ def _load(read: Callable[[str, *Given], T], using: str, *given: *Given) -> Panel
     return panels.load(name, using, read, using, *given, kept=tuning.rollups_kept)
 
 
-def _ranked(found: Mapping[str, Compared], order: str = "busiest") -> list[tuple[str, Compared]]:
-    """Return topics or queues in an order; those to which it does not apply are left out."""
-    ranked = sorted(((_rank(each, order), name) for name, each in found.items()), reverse=True)
-    return [(name, found[name]) for rank, name in ranked if rank]
+def _due_now(using: str) -> Panel[DueNow]:
+    """Read what is due anew for each page, because a user who has just paused or resumed a queue wants to see it."""
+    return panels.load("due now", using, obstacles.read_due_now, using, kept=0.0)
 
 
-def _rows(shown: Page, found: list[tuple[str, Compared]], kind: str, window: str) -> list[SimpleNamespace]:
-    """Return what a table shows of topics or queues."""
-    model = Topics if kind == "topic" else Queue
-    return [
-        SimpleNamespace(
-            name=name,
-            url=f"{shown.url(model, 'detail', name)}?window={window}",
-            measures=[measure for measure in _measures(each) if measure[-1]],
-            slower=f"{each.slowdown:.1f}" if each.slowdown >= tuning.slower else "",
-            failures=_failures_url(shown, kind, name) if each.now["dead"] else "",
-            dead=_dead_text(kind, name) if each.now["dead"] else "",
-            failing=each.now.failed_share > tuning.failed_share,
-        )
-        for name, each in found[: shown.list_per_page]
-    ]
+def _limits(using: str, of: tuple[str, str], now: DueNow | None) -> tuple[LimitState, ...]:
+    """Return the limits of a topic or a queue."""
+    due = [each for each in now.due if each.limit and parts(each.limit)[:2] == of] if now else []
+    lines = stats.lines_of(using, due, page_data.MOST_LIMITS, more=bool(now and now.more))
+    known = {name for name in stats.known_limits(using) if parts(name)[:2] == of}
+    return stats.with_others(using, lines, known, page_data.MOST_LIMITS).longest
+
+
+def _table(
+    shown: Page, request: HttpRequest, kind: str, found: Mapping[str, Compared], now: DueNow | None, only: str = ""
+) -> dict[str, Any]:
+    """Return what ``topics_table.html`` shows of topics or queues, in the order that the address names.
+
+    ``only``: those of one queue or topic.
+    """
+    window, order = page.chosen(request, "window", _WINDOWS), _order(request)
+    due = obstacles.backlogs(shown, now, kind, only)
+    facts = {
+        "window_name": window,
+        "order": order,
+        "before": _BEFORE[window],
+        "columns": page.choices(request, "order", order, _COLUMNS),
+        "requeue_url": shown.url(Message, "action", "requeue") if shown.may(request, "requeue", "bulk") else "",
+        "overridden": now.overridden if now else {},
+        **limits_page.change_urls(shown, request),
+    }
+    # A topic whose handler no worker has was never delivered, and waits all the same.
+    known = {**dict.fromkeys(due, Compared()), **found}
+    names, pages = page.paged(request, page.matching(request, _ranked(known, due, order)), shown.list_per_page)
+    rows = [_row(shown, kind, name, known[name], due, facts) for name in names]
+    return {**facts, "rows": rows, "pages": pages}
+
+
+def _order(request: HttpRequest) -> str:
+    return page.chosen(request, "order", _ORDERS | _COLUMNS)
+
+
+def _ranked(found: Mapping[str, Compared], due: Mapping[str, Backlog], order: str) -> list[str]:
+    """Return the names of topics or queues in an order, without those to which it does not apply."""
+    ranks = {name: _rank(found[name], due.get(name), order) for name in sorted(found)}
+    # Those of one rank stay in the order of their names.
+    return [name for name in sorted(ranks, key=ranks.__getitem__, reverse=True) if order not in _NONE or ranks[name]]
+
+
+def _rank(each: Compared, due: Backlog | None, order: str) -> float:
+    """Return the rank of a topic or a queue in an order, the greatest first; 0 where the order does not apply."""
+    if order in ("waiting", "due"):
+        return due.number.count if due else 0
+    if order == "slower":
+        return each.slowdown if each.slowdown >= tuning.slower else 0
+    return _VALUES[order](each.now) or 0
+
+
+def _row(
+    shown: Page, kind: str, name: str, each: Compared, due: Mapping[str, Backlog], facts: Mapping[str, Any]
+) -> SimpleNamespace:
+    """Return what a table shows of a topic or a queue."""
+    limit, searched = f"{kind} {name}", texts.term_text(kind, name)
+    return SimpleNamespace(
+        name=name,
+        url=f"{shown.url(Topics if kind == 'topic' else Queue, 'detail', name)}?window={facts['window_name']}",
+        due=due.get(name),
+        due_url=shown.list_url(Message, f"late:0s {searched}"),
+        messages_url=shown.list_url(Message, searched, state="all"),
+        measures=[measure for measure in _measures(each) if measure[-1]],
+        slower=f"{each.slowdown:.1f}" if each.slowdown >= tuning.slower else "",
+        failures=_failures_url(shown, kind, name) if each.now["dead"] else "",
+        dead=_dead_text(kind, name) if each.now["dead"] else "",
+        failing=each.now.failed_share > tuning.failed_share,
+        limit=limit,
+        override=facts["overridden"].get(limit),
+        limit_url=limits_page.of_limit(facts["override_url"], limit),
+    )
 
 
 def _dead_text(kind: str, name: str) -> str:
@@ -170,34 +262,11 @@ def _failures_url(shown: Page, kind: str, name: str) -> str:
     return url and f"{url}?{urlencode({kind: name})}"
 
 
-def _requeue_url(shown: Page, request: HttpRequest) -> str:
-    return shown.url(Message, "action", "requeue") if shown.may(request, "requeue", "bulk") else ""
-
-
-def _rank(each: Compared, order: str) -> float:
-    """Return the rank of a topic or a queue in an order, the greatest first; 0 where the order does not apply to it."""
-    if order == "slower":
-        return each.slowdown if each.slowdown >= tuning.slower else 0.0
-    return each.now.failed if order == "failing" else each.now.ended + each.before["consumed"]
-
-
 def _measures(each: Compared) -> list[tuple[str, str, str, bool]]:
     """Return the label of each measure, its values in the window and before it, and whether lists show it."""
-    both = zip(_told(each.now), _told(each.before), strict=True)
-    return [(label, now, before, listed) for (label, now, listed), (_label, before, _listed) in both]
+    return [(str(m.label), _told(m, each.now), _told(m, each.before), m.is_listed) for m in _MEASURES]
 
 
-def _told(sums: RollupSum) -> list[tuple[str, str, bool]]:
-    """Return the label of each measure, its value, and whether lists show it."""
-    mean = sums.mean_runtime
-    return [
-        (_("Consumed"), f"{sums['consumed']:,}", True),
-        (_("Failed"), f"{sums.failed:,} ({sums.failed_share:.1%})" if sums.failed else "–", True),
-        (_("Retried"), f"{sums['retried']:,}" if sums["retried"] else "–", False),
-        (_("Dead"), f"{sums['dead']:,}" if sums["dead"] else "–", False),
-        (_("Run time p50"), bound(sums.runtime(50)), True),
-        (_("Run time p95"), bound(sums.runtime(95)), True),
-        (_("Mean run time"), "–" if mean is None else brief(mean), True),
-        (_("Lateness p50"), bound(sums.lateness(50)), False),
-        (_("Lateness p95"), bound(sums.lateness(95)), True),
-    ]
+def _told(measure: Measure, sums: RollupSum) -> str:
+    text = measure.write(measure.value(sums))
+    return f"{text} ({sums.failed_share:.1%})" if measure.name == "failed" and sums.failed else text

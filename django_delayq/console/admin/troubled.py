@@ -13,6 +13,7 @@ from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
 
+from ...core.actors import display_name
 from ...record.sql.troubles import Trouble, trouble
 from ..console_tuning import timeouts
 from ..models import AuditEvent
@@ -58,7 +59,8 @@ def _audited(shown: ReadOnly, request: HttpRequest, action: str, targets: list[s
     if not page.may_view(shown, AuditEvent, request):
         return {}
     rows = AuditEvent.objects.using(shown.using).filter(action=action, target__in=targets)
-    return in_time(shown.using, timeouts.beside, dict, rows.values_list("target", "actor")) or {}
+    found = in_time(shown.using, timeouts.beside, dict, rows.values_list("target", "actor")) or {}
+    return {target: display_name(actor) for target, actor in found.items()}
 
 
 def _answer(

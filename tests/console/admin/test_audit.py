@@ -13,8 +13,10 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_delayq import cancel_message, override_limit, pause_queue
 from django_delayq.console import audit
-from django_delayq.console.models import AuditEvent, Operation
+from django_delayq.console.admin.site import PAGES
+from django_delayq.console.models import Acknowledgement, AuditEvent, Operation
 from django_delayq.core import actors
 from django_delayq.models import Message, Transition
 
@@ -118,7 +120,7 @@ def test_the_page_tells_who_did_what_and_why(chief: Client) -> None:
     event("pause schedule")
     response = chief.get(reverse(LIST))
     text = samples.text(response)
-    assert f"user:cora Cancel message #{message.pk} 1 cancelled &lt;b&gt;refunded" in text
+    assert f"cora Cancel message #{message.pk} 1 cancelled &lt;b&gt;refunded" in text
     assert samples.change_url(message) in response.content.decode()
     # Other apps have actions of their own.
     assert "pause schedule" in dict(response.context["actions"])
@@ -154,3 +156,25 @@ def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.Monke
     assert [shown.event.pk for shown in first.context["events"]] == made[:0:-1]
     second = chief.get(f"{reverse(LIST)}?{first.context['older']}")
     assert [shown.event.pk for shown in second.context["events"]] == made[:1]
+
+
+def test_users_are_named_alike_on_all_pages(boss: Client, overrides_forgotten: None) -> None:
+    cancelled, dead = samples.scheduled(queue="mail"), samples.dead()
+    with actors.acting_as("user:anna"):
+        pause_queue("mail", reason="so")
+        override_limit(queue="mail", limit=0, reason="so")
+        cancel_message(cancelled.pk, reason="so")
+        samples.many(2, queue="mail", delay=0)
+        audit.record(samples.DB, "cancel", "something")
+    Acknowledgement.objects.create(error=dead.error, actor="user:anna", note="so")
+    operation = samples.operation()
+    pages = [reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist") for model in PAGES]
+    pages += [samples.change_url(cancelled), samples.admin_url("operation_change", operation.pk)]
+    pages += [samples.admin_url("queue_detail", "mail"), samples.admin_url("queue_resume", "mail")]
+    pages += [
+        f"{samples.admin_url('limits_override')}?name=queue+mail",
+        samples.admin_url("topics_detail", samples.TOPIC),
+    ]
+    told = {page: boss.get(page).content.decode() for page in pages}
+    assert [page for page, html in told.items() if "user:anna" in html] == []
+    assert sum("anna" in html for html in told.values()) >= 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,7 +15,7 @@ from django_delayq import reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Rollup
 from django_delayq.models import LimitOverride, Message
-from django_delayq.record import admission, overrides, reads
+from django_delayq.record import admission, reads
 from django_delayq.record.sql.rows import Ticket
 from tests.support.limits import Declare, claim_limited
 from tests.support.no_handlers import forget_handlers
@@ -240,7 +239,7 @@ def test_the_limits_page_lists_what_runs_and_what_waits_the_longest_lines_first(
         (f"{LINE} key runs", "1 of 1 run", "1", "0"),
         ("queue mail", "60 a minute, 5 together", "0", "0"),
     }
-    assert "Messages wait for 2 limits." in text(answer)
+    assert re.search(r"Messages wait for 2 limits\. 5 waiting, the oldest for [\d.]+ m?s ", text(answer))
 
 
 def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare: Declare, settings: Any) -> None:
@@ -268,13 +267,7 @@ def test_the_page_without_limits_says_how_to_declare_one(viewer: Client) -> None
 
 
 @pytest.fixture
-def _known() -> Iterator[None]:
-    yield
-    overrides._known.clear()
-
-
-@pytest.fixture
-def limiter(db: None, _known: None) -> Client:
+def limiter(db: None, overrides_forgotten: None) -> Client:
     return logged_in(person("lena", "view_message", "override_limit"))
 
 
@@ -309,12 +302,13 @@ def test_the_list_of_topics_tells_of_an_override_and_leads_to_it(limiter: Client
     at = reads.now(DB).replace(second=0, microsecond=0)
     Rollup.objects.create(at=at, seconds=60, queue="default", topic=TOPIC, consumed=5, dead=1)
     topics = samples.admin_url("topics_changelist")
-    assert override_url(name=LINE) not in limiter.get(topics).content.decode()
+    assert override_url(name=LINE) in limiter.get(topics).content.decode()
+    assert ">Reset<" not in limiter.get(topics).content.decode()
     limiter.post(override_url(), {"topic": TOPIC, "rate": "5/m", "reason": "so"})
     assert "limit overridden" in text(limiter.get(topics))
     limiter.post(override_url(), {"topic": TOPIC, "limit": "0", "reason": "so"})
     assert "paused" in text(limiter.get(topics))
-    assert override_url(name=LINE) in limiter.get(topics).content.decode()
+    assert ">Reset<" in limiter.get(topics).content.decode()
 
 
 def test_a_change_of_an_override_begins_with_what_holds(limiter: Client) -> None:
@@ -325,6 +319,64 @@ def test_a_change_of_an_override_begins_with_what_holds(limiter: Client) -> None
     until = LimitOverride.objects.get().until
     assert until is not None
     assert timezone.make_aware(shown["until"].value()) == until.replace(microsecond=0)
+
+
+def clicked(client: Client, name: str, label: str) -> LimitOverride:
+    """Click a button of a limit in the list, as a browser does; return the override that it made."""
+    (limit,) = [
+        each for each in client.get(samples.admin_url("limits_changelist")).context["limits"] if each.name == name
+    ]
+    ((field, value),) = [(field, value) for field, value, shown, _title in limit.steps if shown == label]
+    answer = client.post(limit.override_url, {**dict(limit.kept), field: value}, follow=True)
+    assert f"The limit {name} holds in all workers." in text(answer)
+    return LimitOverride.objects.get(name=name)
+
+
+def test_a_limit_is_raised_lowered_and_paused_with_one_click(limiter: Client, declare: Declare) -> None:
+    declare(TOPIC, limit=4)
+    assert clicked(limiter, LINE, "×2").limit == 8
+    assert clicked(limiter, LINE, "½").limit == 4
+    given = {"topic": TOPIC, "limit": "5", "rate": "6/m", "duration": "1h", "reason": "the provider is slow"}
+    limiter.post(override_url(), given)
+    until = LimitOverride.objects.get().until
+    assert until is not None
+    row = clicked(limiter, LINE, "Pause")
+    # What else the override says stays.
+    assert (row.limit, row.rate, row.reason) == (0, "6/m", "the provider is slow")
+    assert row.until == until.replace(microsecond=0)
+
+
+def test_a_rate_is_raised_and_lowered_with_one_click_and_keeps_its_burst(limiter: Client, queue_limits: Any) -> None:
+    queue_limits(mail={"rate": "90/m", "burst": 5})
+    row = clicked(limiter, "queue mail", "×2")
+    assert (row.limit, row.rate, row.burst) == (None, "3/s", 5)
+    row = clicked(limiter, "queue mail", "½")
+    assert (row.rate, row.burst) == ("90/m", 5)
+
+
+def test_the_form_of_one_limit_asks_for_what_it_becomes_only(limiter: Client, declare: Declare) -> None:
+    declare(TOPIC, limit=3)
+    page = limiter.get(override_url(name=f"{LINE} key a"))
+    assert "topic" not in page.context["form"].fields
+    assert f"Override the limit of topic {TOPIC}, key a" in text(page)
+    assert "Now: 0 of 3 run" in text(page)
+    answer = limiter.post(override_url(name=f"{LINE} key a"), {"limit": "1", "topic": "another"}, follow=True)
+    assert f"The limit {LINE} key a holds in all workers." in text(answer)
+    page = limiter.get(override_url(name=LINE, limit="0"))
+    assert f"Pause topic {TOPIC}" in text(page)
+    form = page.context["form"]
+    assert [field.name for field in form.visible_fields()] == ["duration", "until", "reason"]
+    answer = limiter.post(
+        override_url(name=LINE, limit="0"), {each.name: each.value() or "" for each in form} | {"limit": "0"}
+    )
+    assert (answer.status_code, LimitOverride.objects.get(name=LINE).limit) == (302, 0)
+
+
+@pytest.mark.parametrize("name", ["x", "handler x", "topic ", "queue a/b c"])
+def test_the_form_asks_which_limit_is_meant_where_the_address_names_none(limiter: Client, name: str) -> None:
+    page = limiter.get(override_url(name=name))
+    assert page.status_code == 200
+    assert "topic" in page.context["form"].fields
 
 
 def test_an_overridden_limit_stands_before_those_that_nobody_waits_for(limiter: Client) -> None:

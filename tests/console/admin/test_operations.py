@@ -319,7 +319,7 @@ def test_the_list_shows_the_progress_of_operations(chief: Client) -> None:
     scheduled(10)
     operation = start("cancel", "is:live")
     text = samples.text(chief.get(reverse(LIST)))
-    assert f"#{operation.pk} Cancel these queued 0 messages user:anna" in text
+    assert f"#{operation.pk} Cancel these queued 0 messages anna" in text
     assert "No worker is alive to do this" in text
     samples.worker()
     step(operation)
@@ -341,7 +341,7 @@ def test_the_page_shows_an_operation_and_its_outcomes(chief: Client) -> None:
     step(operation)
     response = page(chief, operation)
     text = samples.text(response)
-    for part in ("4 of 10 messages", "4 rescheduled", "Spread over 10 m", "Reason so", "user:anna", "running"):
+    for part in ("4 of 10 messages", "4 rescheduled", "Spread over 10 m", "Reason so", "Started by anna", "running"):
         assert part in text
     assert ">Stop</button>" in response.content.decode()
     assert 'data-dq-region="operation"' in response.content.decode()

@@ -84,7 +84,8 @@ def test_a_topic_has_a_button_for_what_it_needs(boss: Client, viewer: Client) ->
     rolled(ago(minutes=5), "t.failing", consumed=9, dead=3)
     page = boss.get(URL)
     acts = {row: re.findall(r">([^<>]+…)<", html) for row, html in table(page.content.decode()).items()}
-    assert acts == {"t.fine": [], "t.failing": ["Requeue its dead…"]}
+    assert acts == {"t.fine": ["Limit…", "Pause…"], "t.failing": ["Limit…", "Pause…", "Requeue…"]}
+    assert re.search(r'class="dq-button dq-ghost">Requeue…', page.content.decode())
     assert 'name="search" value="state:dead topic:t.failing"' in page.content.decode()
     seen = viewer.get(URL).content.decode()
     assert "…</" not in "".join(table(seen).values())
@@ -106,6 +107,39 @@ def test_the_page_of_a_topic_leads_to_what_can_be_done(boss: Client, viewer: Cli
     seen = viewer.get(f"{URL}t.a/detail/").content.decode()
     assert "/override/" not in seen
     assert 'name="search"' not in seen
+
+
+def test_the_list_is_searched_by_a_part_of_the_name(viewer: Client) -> None:
+    for topic in ("mail.send", "mail.bounce", "sms.mail", "order.close"):
+        rolled(ago(minutes=5), topic, consumed=9)
+    assert names(viewer.get(URL, {"q": "mail"})) == ["mail.bounce", "mail.send", "sms.mail"]
+    assert names(viewer.get(URL, {"q": " MAIL.* "})) == ["mail.bounce", "mail.send"]
+    assert "No topic matches." in viewer.get(URL, {"q": "nothing"}).content.decode()
+
+
+def test_a_long_list_has_pages(viewer: Client) -> None:
+    for number in range(103):
+        rolled(ago(minutes=5), f"t.{number:03}", consumed=1)
+    page = viewer.get(URL)
+    assert [link.label for link in page.context["pages"]] == ["1", "2", "3"]
+    assert names(viewer.get(URL + page.context["pages"][2].url)) == ["t.100", "t.101", "t.102"]
+    assert names(viewer.get(URL, {"page": "none"})) == names(page)
+    # Another order begins with its first page.
+    assert "page=" not in "".join(each.url for each in viewer.get(URL, {"page": "3"}).context["columns"])
+    assert viewer.get(URL, {"q": "t.00"}).context["pages"] == []
+
+
+@pytest.mark.parametrize(
+    ("order", "first"), [("name", "t.a"), ("consumed", "t.c"), ("failed", "t.b"), ("mean", "t.a"), ("late95", "t.b")]
+)
+def test_the_columns_sort(viewer: Client, order: str, first: str) -> None:
+    runs(ago(minutes=5), "t.a", 20, 500)
+    runs(ago(minutes=5), "t.b", 30, 5, dead=9, late_1000=30)
+    runs(ago(minutes=5), "t.c", 40, 5)
+    page = viewer.get(URL, {"order": order})
+    found = names(page)
+    assert (found[0], sorted(found)) == (first, ["t.a", "t.b", "t.c"])
+    assert len(re.findall(r'aria-sort="(?:ascending|descending)"', page.content.decode())) == 1
 
 
 def test_the_busiest_topics_come_first_and_a_strange_choice_is_the_first_one(viewer: Client) -> None:

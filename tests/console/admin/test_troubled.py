@@ -35,6 +35,8 @@ PAGES = [
     samples.admin_url("queue_detail", "default"),
     samples.admin_url("queue_resume", "default"),
     samples.admin_url("health_restore"),
+    samples.admin_url("topics_detail", samples.TOPIC),
+    f"{samples.admin_url('limits_override')}?name=queue+default",
     *(reverse(f"admin:delayq_recurring_schedule_{view}") for view in ("changelist", "add")),
 ]
 
