@@ -32,9 +32,9 @@ def moment(at: datetime, timespec: str = "milliseconds") -> str:
 
 
 def short_moment(at: datetime, now: datetime) -> str:
-    """Return a moment as text for lists, in the current time zone: the time of a moment today, else date and minute."""
+    """Return a moment as text for lists, in the current time zone: without the date if it is within half a day."""
     local = timezone.localtime(at)
-    return f"{local:%H:%M:%S}" if local.date() == timezone.localtime(now).date() else f"{local:%Y-%m-%d %H:%M}"
+    return f"{local:%H:%M:%S}" if abs(at - now) < timedelta(hours=12) else f"{local:%Y-%m-%d %H:%M}"
 
 
 def clock(at: datetime) -> str:
