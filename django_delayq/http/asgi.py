@@ -96,7 +96,7 @@ class Door:
         call, answer = await self.run(views.attempt, request)
         if tokens.used:
             # Beside the answer.
-            self.run(tokens.write_uses)
+            self._threads.submit(_with_connections, tokens.write_uses)
         if isinstance(call, calls.Consume):
             if answer is None:
                 answer = await self._poll(call, receive)

@@ -247,11 +247,19 @@ def test_ticked_tokens_are_revoked_after_a_question(chief: Client) -> None:
 @pytest.mark.console
 def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
     chief.post(reverse(ADD), FORM)
+    addresses = (reverse(LIST), page(Token.objects.get()))
+    audit = reverse("admin:delayq_console_auditevent_changelist")
     assert "anna" not in " ".join(samples.table_rows(text(chief.get(reverse(LIST)))))
+    assert [audit in text(chief.get(address)) for address in addresses] == [False, False]
     User.objects.create_superuser("boss")
     boss = Client()
     boss.force_login(User.objects.get(username="boss"))
     assert "anna" in " ".join(samples.table_rows(text(boss.get(reverse(LIST)))))
+    # Its navigation has the audit, too.
+    links = [re.findall(f'href="({audit}[?][^"]+)"', text(boss.get(address))) for address in addresses]
+    (told,) = (text(boss.get(html.unescape(url))) for url in links[1])
+    assert [len(found) for found in links] == [1, 1]
+    assert f"{Token.objects.get()}" in told
 
 
 class MessagesElsewhere:
