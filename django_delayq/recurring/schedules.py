@@ -418,10 +418,11 @@ def make_due(using: str, locked_rows: Iterable[Schedule], now: datetime) -> None
     late = [schedule for schedule in locked_rows if schedule.last_at <= now]
     times: dict[Schedule, list[datetime]] = {}
     for schedule, begin in _begins(using, late, now):
-        limit = 1 if schedule.missed == Missed.ONCE else max(1, tuning.made_together // len(late))
-        some = list(_to_make(schedule.definition, begin, now, limit))
-        # With "skip" the newest missed time may still be just in time, and the next one is to come.
-        times[schedule] = some[-2:] if schedule.missed == Missed.SKIP else some
+        if schedule.missed == Missed.SKIP:
+            times[schedule] = _last_and_next(schedule.definition, begin, now)
+        else:
+            limit = 1 if schedule.missed == Missed.ONCE else max(1, tuning.made_together // len(late))
+            times[schedule] = list(_to_make(schedule.definition, begin, now, limit))
     for schedule in [schedule for schedule, some in times.items() if not some]:
         del times[schedule]
         update(schedule, ended=True)
@@ -453,12 +454,26 @@ def _begins(using: str, late: Sequence[Schedule], now: datetime) -> Iterator[tup
         yield schedule, begin
 
 
-def _to_make(definition: Definition, begin: datetime, now: datetime, limit: int) -> Iterator[datetime]:
+def _to_make(definition: Definition, begin: datetime, now: datetime, limit: int | None = None) -> Iterator[datetime]:
     """Yield the times after ``begin`` up to the first that is still to come, ``limit`` at most."""
     for place, at in enumerate(definition.times.following(begin), start=1):
         yield at
         if at > now or place == limit:
             return
+
+
+def _last_and_next(definition: Definition, begin: datetime, now: datetime) -> list[datetime]:
+    """Return the last time after ``begin`` up to now, and the first that is still to come, as far as there are any.
+
+    It looks back step by step: there may be millions of times before the last one.
+    """
+    back = tuning.late
+    while True:
+        since = max(begin, now - back)
+        some = list(_to_make(definition, since, now))
+        if since == begin or any(at <= now for at in some):
+            return [at for at in some if at <= now][-1:] + [at for at in some if at > now]
+        back *= 10
 
 
 def _make(using: str, times: dict[Schedule, list[datetime]], now: datetime) -> dict[tuple[str, datetime], int]:

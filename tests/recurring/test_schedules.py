@@ -129,11 +129,13 @@ def test_missed_times_are_skipped_and_expire(clock: Clock, expires: str | None, 
     assert occurrences() == ["13:00", "03 05:00"]
 
 
+@pytest.mark.parametrize("made_together", [7, 1000])
 @pytest.mark.parametrize("expires", [None, "10m"])
 @pytest.mark.parametrize("times", [{"every": "5s"}, {"every": None, "cron": "*/5 * * * * *"}], ids=["every", "cron"])
 def test_of_missed_times_that_are_skipped_only_the_newest_may_still_start(
-    clock: Clock, times: dict[str, Any], expires: str | None
+    clock: Clock, tuned: Callable[..., None], times: dict[str, Any], expires: str | None, made_together: int
 ) -> None:
+    tuned(made_together=made_together)
     hourly(missed="skip", expires=expires, **times)
     later(clock, minutes=5, seconds=2)
     transitions.expire(DB, actor="janitor")
@@ -146,6 +148,12 @@ def test_of_missed_times_that_are_skipped_only_the_newest_may_still_start(
         deliver(clock)
         later(clock, seconds=5)
     assert len(occurrences()) == 9
+
+
+def test_of_missed_times_that_are_skipped_only_the_last_one_before_the_end_may_still_start(clock: Clock) -> None:
+    hourly(missed="skip", expires="10m", every="1m", ends_at=NOON + timedelta(minutes=5))
+    later(clock, minutes=7)
+    assert occurrences() == ["12:01", "12:05"]
 
 
 @pytest.mark.parametrize("missed", ["once", "all"])
