@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, OperationalError
 
 from ..core.exceptions import InvalidMessage
 from ..core.text import shown
@@ -18,6 +19,9 @@ from .answers import Reject
 
 # A type that pydantic knows, or a pair of functions: one makes the payload of JSON values, the other does the reverse.
 PayloadLike = type[Any] | GenericAlias | UnionType | tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+# A function that asks the database raises these when that does not answer: they tell nothing of the payload.
+_DATABASE_AWAY = (InterfaceError, OperationalError)
 
 
 class PayloadType(NamedTuple):
@@ -33,7 +37,7 @@ class PayloadType(NamedTuple):
         try:
             found = json.loads(validation.payload(self.dump(payload)))
             return found, self.load(found)
-        except InvalidMessage:
+        except (InvalidMessage, *_DATABASE_AWAY):
             raise
         except Exception as error:
             raise InvalidMessage(f"the payload does not fit {self.name}: {error}") from error
@@ -42,6 +46,8 @@ class PayloadType(NamedTuple):
         """Return the payload of a delivery as its handler gets it. Raises ``Reject`` when it does not fit any more."""
         try:
             return self.load(payload)
+        except _DATABASE_AWAY:
+            raise
         except Exception as error:
             raise Reject(f"the payload does not fit {self.name}: {error}") from error
 

@@ -28,7 +28,7 @@ from ..core.states import LIVE, REQUEUEABLE, State
 from ..core.verdicts import DONE, Verdict
 from ..models import Message, Transition
 from ..models.messages import IN_THE_WAY
-from ..project import validation
+from ..project import registry, validation
 from ..project.message_options import OnConflict
 from ..project.validation import FARTHEST
 from . import overrides, reads
@@ -182,8 +182,8 @@ def join(using: str, news: Mapping[int, NewMessage]) -> list[Answer]:
     """Join new messages to waiting ones, as their ``on_conflict`` says: debounce, merge, or both.
 
     A debounce gives a message the due time of the new one when that is the later one. A merge joins the payloads, and
-    raises ``InvalidMessage`` for those that cannot be joined, and ``PayloadTooLarge`` when both are too large for one
-    message: then the waiting messages stay as they are.
+    raises ``InvalidMessage`` for those that cannot be joined, or that do not fit the handler together, and
+    ``PayloadTooLarge`` when both are too large for one message: then the waiting messages stay as they are.
     """
     moved_due = _due_mover(using, [*news])
     merges = any(OnConflict(new.on_conflict).merges for new in news.values())
@@ -204,10 +204,12 @@ def join(using: str, news: Mapping[int, NewMessage]) -> list[Answer]:
 
 
 def _joined(message: Message, new: NewMessage) -> Any:
-    """Return both payloads as one, which fits into a message."""
-    both = new.join(message.payload, new.content)
+    """Return both payloads as one, which fits into a message and its handler."""
+    both, handler = new.join(message.payload, new.content), registry.find(new.topic)
     try:
         validation.payload(both)
+        if handler is not None:
+            handler.stored(both)
     except InvalidMessage as error:
         error.add_note(f"the payload is that of the call joined to that of message {message.pk}")
         raise

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import OperationalError
 from typing_extensions import TypedDict
 
 from django_delayq import (
@@ -327,6 +328,48 @@ def test_payloads_that_were_merged_are_of_the_type() -> None:
         registered.schedule([CloseOrder(order)], key="all", on_conflict="merge")
     deliver()
     assert got == [[CloseOrder(5), CloseOrder(6)]]
+
+
+def test_payloads_that_fit_alone_and_not_together_are_not_merged() -> None:
+    def load_two(found: list[int]) -> list[int]:
+        if len(found) > 2:
+            raise ValueError("more than two")
+        return found
+
+    registered = handler(TOPIC, payload=(load_two, list))(close)
+    registered.schedule([5, 6], key="all", on_conflict="merge")
+    with pytest.raises(InvalidMessage, match="more than two"):
+        registered.schedule([7], key="all", on_conflict="merge")
+    deliver()
+    assert got == [[5, 6]]
+
+
+@pytest.mark.parametrize(("function", "options"), HANDLERS)
+def test_a_database_that_is_away_when_a_payload_is_converted_makes_no_message_dead(
+    function: Any, options: dict[str, Any]
+) -> None:
+    answers = iter([True, False, True])
+
+    def load(found: int) -> int:
+        if not next(answers):
+            raise OperationalError("the server closed the connection")
+        return found
+
+    registered = handler(TOPIC, payload=(load, int), retry=[0], **options)(function)
+    message = registered.schedule(5)
+    for _attempt in range(2):
+        deliver()
+    message.refresh_from_db()
+    assert (got, message.state) == ([5], State.CONSUMED)
+
+
+def test_a_database_that_is_away_at_the_call_is_no_fault_of_the_payload() -> None:
+    def load(found: int) -> int:
+        raise OperationalError("the server closed the connection")
+
+    registered = handler(TOPIC, payload=(load, int))(close)
+    with pytest.raises(OperationalError, match="closed the connection"):
+        registered.schedule(5)
 
 
 def test_a_schedule_is_checked_when_it_is_made() -> None:
