@@ -101,7 +101,7 @@ def override(
     reason: str = "",
 ) -> LimitOverride:
     """Do what ``override_limit`` does, but send no signal: the caller records the action."""
-    if limit is None and rate is None and burst is None:
+    if limit is None and not rate and burst is None:
         raise InvalidMessage("give a limit, a rate or a burst")
     try:
         limits.override(None, limit, rate or "", burst)

@@ -21,7 +21,7 @@ class Known(NamedTuple):
 
     last: int = 0
     in_force: Mapping[str, LimitOverride] = {}
-    # When they were read (monotonic).
+    # When the record was asked for them (monotonic).
     at: float = float("-inf")
 
 
@@ -38,13 +38,15 @@ def known(using: str) -> Known:
 
 
 def read(using: str) -> None:
-    """Read the overrides."""
+    """Read the overrides. What another thread has asked for later stays: its answer is the newer one."""
+    asked = time.monotonic()
     rows = LimitOverride.objects.using(using).annotate(
         holds=Case(When(LimitOverride.IN_FORCE, then=Value(True)), default=Value(False))
     )
     found = list(rows.order_by("pk"))
     in_force = {row.name: row for row in found if row.holds}
-    _known[using] = Known(max([row.pk for row in found], default=0), in_force, time.monotonic())
+    if asked >= known(using).at:
+        _known[using] = Known(max([row.pk for row in found], default=0), in_force, asked)
 
 
 def read_again(using: str) -> None:

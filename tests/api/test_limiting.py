@@ -50,6 +50,22 @@ def look() -> None:
     overrides.read(DB)
 
 
+def test_an_answer_that_is_late_hides_no_newer_one() -> None:
+    """Several threads of a process read: those of the worker, and those of pages beside it."""
+    later = iter([look])
+
+    def be_late(execute: Any, *given: Any) -> Any:
+        answer = execute(*given)
+        for act in later:
+            override_limit(topic="l.free", limit=2)
+            act()
+        return answer
+
+    with connection.execute_wrapper(be_late):
+        look()
+    assert [*overrides.known(DB).in_force] == ["topic l.free"]
+
+
 def test_a_worker_that_has_not_read_a_change_claims_nothing(declare: Declare) -> None:
     declare("l.free")
     made = due(3)
@@ -150,6 +166,7 @@ def test_a_change_tells_who_made_it_and_why(django_capture_on_commit_callbacks: 
         {"topic": "t", "limit": -1},
         {"topic": "t", "limit": True},
         {"topic": "t", "limit": "3"},
+        {"topic": "t", "rate": ""},
         {"topic": "t", "rate": "often"},
         {"topic": "t", "rate": "0/s"},
         {"topic": "t", "burst": 0},
