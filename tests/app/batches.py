@@ -63,6 +63,11 @@ def affect_soon(messages: list[Delivered]) -> None:
     leave(messages)
 
 
+@handler("b.rate", batch=3, linger="0.5s", rate="100/s")
+def affect_at_a_rate(messages: list[Delivered]) -> None:
+    leave(messages)
+
+
 @handler("b.async", batch=10, timeout="5s")
 async def affect_async(messages: list[Delivered]) -> None:
     await sync_to_async(leave)(messages)
@@ -82,6 +87,7 @@ def affect_slowly(messages: list[Delivered]) -> None:
 
 
 @handler("b.gate", batch=10)
+@handler("b.pair_gate", batch=2, linger="2s")
 def wait_for_a_file(messages: list[Delivered]) -> None:
     folder = Path(messages[0].payload["folder"])
     for message in messages:

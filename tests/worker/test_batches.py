@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from django_delayq import Delivered, Reject, RetryLater, cancel_message, handler, schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release, Retry
-from django_delayq.core.states import State
+from django_delayq.core.states import FINAL, State
 from django_delayq.middleware import Handled, Middleware, install, remove
-from django_delayq.models import Message
+from django_delayq.models import Message, Transition
 from django_delayq.signals import message_failed
 from django_delayq.worker.run.batches import execute_batch
 from django_delayq.worker.run.delivery import Delivery
@@ -112,6 +112,49 @@ def test_a_shutdown_does_not_wait_for_company(start: Start) -> None:
     assert worker.stop() == 0
     message.refresh_from_db()
     assert message.state in (State.SCHEDULED, State.CONSUMED)
+
+
+@in_processes
+def test_what_is_left_of_a_lingering_batch_is_released_when_no_thread_becomes_free(start: Start, gate: Gate) -> None:
+    start("--threads", "2")
+    messages = several("b.pair_gate", 1, gate.payload)
+    wait_until(messages[0], State.RUNNING)
+    # One thread waits for company, and the other one finds these.
+    messages += several("b.pair_gate", 9, gate.payload)
+
+    def each_runs_or_was_released() -> bool:
+        released = Transition.objects.filter(reason="waited too long for a thread").values_list("message_id", flat=True)
+        seen = {*released, *(int(path.name.removeprefix("begun-")) for path in gate.folder.glob("begun-*"))}
+        return seen >= {message.pk for message in messages}
+
+    eventually(each_runs_or_was_released, "none is kept")
+
+
+@in_processes
+def test_a_message_under_a_rate_may_wait_for_company(start: Start) -> None:
+    start()
+    message = wait_until(schedule_message("b.rate"), State.CONSUMED)
+    assert effects_per_message() == once_each([message])
+
+
+@in_processes
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_batch_waits_for_no_company_until_a_message_expires(start: Start, before: int) -> None:
+    start()
+
+    def begins_in_time() -> bool:
+        """A busy machine may let one expire."""
+        several("b.linger", before)
+        message = schedule_message("b.linger", expires="2s")
+        eventually(lambda: _state_of(message) in FINAL, "it has ended")
+        return _state_of(message) == State.CONSUMED
+
+    eventually(begins_in_time, "a message begins before it expires")
+
+
+def _state_of(message: Message) -> str:
+    message.refresh_from_db()
+    return message.state
 
 
 @in_processes

@@ -30,6 +30,7 @@ from testproject.servers import PostgresServer
 from tests.app.handlers import leave
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
+from tests.support.no_handlers import forget_handlers
 from tests.support.receivers import receiving
 from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE, eventually
@@ -94,6 +95,21 @@ def test_a_message_under_a_rate_that_waited_for_a_place_is_not_begun(
     assert state(delivery) == (State.CONSUMED if begins else State.SCHEDULED)
     # What has not begun says nothing of how long handlers take.
     assert bool(delivery.started_mono) == begins
+
+
+def test_a_batch_handler_of_which_a_process_learns_late_gets_single_messages(assembled: Assemble) -> None:
+    forget_handlers()
+    parts, sizes = assembled(), list[int]()
+
+    def work(messages: list[Delivered]) -> None:
+        sizes.append(len(messages))
+
+    handler(TOPIC, batch=5)(work)
+    deliveries = claimed(TOPIC, TOPIC)
+    with running(parts.pool):
+        parts.pool.submit(deliveries)
+        eventually(lambda: all(state(one) == State.CONSUMED for one in deliveries), "the end of the deliveries")
+    assert sizes == [1, 1]
 
 
 async def leave_async(message: Delivered) -> None:

@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -30,12 +30,15 @@ from .lines import QueueLines
 SHARE_WEIGHT = 0.1
 # The number of further deliveries is rounded up, except where nearly no handlers take batches.
 ROUND_UP = 0.95
+# A batch that waits for company begins this long before one of its messages would expire. Seconds.
+BEFORE_EXPIRY = 0.5
 
 
 class Gathering:
     """The deliveries of a process that may begin together with others of their topic, in the order in which they came.
 
-    Each of them is in the queue of the lane, too, where a thread finds it, unless it went with another one before.
+    Each of them is in the queue of the lane, too, where a thread finds it, unless it went with another one before, or
+    a thread waits for company of its topic.
 
     The consumer and the due timer add; a handler thread or the main thread takes out. ``_changed`` guards all
     attributes but the share, an estimate, which may miss a delivery.
@@ -48,8 +51,10 @@ class Gathering:
         self._share = 0.0
         self._changed = threading.Condition()
         self._waiting: defaultdict[str, dict[Delivery, None]] = defaultdict(dict)
-        # The topics of which a thread waits for company.
-        self._lingering: set[str] = set()
+        # The topics of which a thread waits for company, and when it waits no longer (monotonic); and the deliveries of
+        # these topics that have left the queue meanwhile.
+        self._lingering: dict[str, float] = {}
+        self._passed_over: defaultdict[str, list[Delivery]] = defaultdict(list)
         self._has_ended = False
 
     def note(self, delivery: Delivery) -> None:
@@ -60,8 +65,10 @@ class Gathering:
             with self._changed:
                 waiting = self._waiting[delivery.topic]
                 waiting[delivery] = None
-                if delivery.topic in self._lingering and len(waiting) >= delivery.handler.batch:
-                    self._changed.notify_all()
+                if (until := self._lingering.get(delivery.topic)) is not None:
+                    self._lingering[delivery.topic] = ends = min(until, delivery.begins_by - BEFORE_EXPIRY)
+                    if len(waiting) >= delivery.handler.batch or ends < until:
+                        self._changed.notify_all()
 
     def withdraw(self, delivery: Delivery) -> bool:
         """Take a delivery out. Return False when it began in the batch of another one, which ends it."""
@@ -82,31 +89,38 @@ class Gathering:
     def gather(self, first: Delivery) -> list[Delivery]:
         """Return the deliveries that begin with this one, which was found in the queue; none if it went with others.
 
-        With ``linger`` this waits until the batch is full or the time of its first message is over.
+        With ``linger`` this waits until the batch is full, the time of its first message is over, or one of its
+        messages is about to expire.
         """
         if first.comes_alone:
             return [first]
         handler, topic = first.handler, first.topic
         with self._changed:
             waiting = self._waiting[topic]
-            if first not in waiting or topic in self._lingering:
+            if first not in waiting:
+                return []
+            if topic in self._lingering:
+                self._passed_over[topic].append(first)
                 return []
             if handler.linger:
-                self._lingering.add(topic)
-                until = max(first.queued_mono, first.due_mono) + handler.linger
-                self._changed.wait_for(
-                    lambda: len(waiting) >= handler.batch or self._has_ended, max(0.0, until - time.monotonic())
-                )
-                self._lingering.discard(topic)
+                self._await_company(first, waiting)
             taken = list(itertools.islice(waiting, handler.batch))
             if not handler.linger and first not in taken:
                 taken[-1] = first
             for delivery in taken:
                 del waiting[delivery]
-            if waiting and handler.linger:
-                # Other threads have passed over some of these meanwhile.
-                self._queue.put_all([next(iter(waiting))])
+            left = [delivery for delivery in (first, *self._passed_over.pop(topic, ())) if delivery in waiting]
+            self._queue.put_all(left)
             return taken
+
+    def _await_company(self, first: Delivery, waiting: Collection[Delivery]) -> None:
+        """Wait for the rest of the batch of a delivery, as ``gather`` says."""
+        size, topic = first.handler.batch, first.topic
+        ends = [delivery.begins_by - BEFORE_EXPIRY for delivery in waiting]
+        self._lingering[topic] = min(first.waits_since + first.handler.linger, *ends)
+        while len(waiting) < size and not self._has_ended and (left := self._lingering[topic] - time.monotonic()) > 0:
+            self._changed.wait(left)
+        del self._lingering[topic]
 
     def end(self) -> None:
         """Have no thread wait for company any more."""

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import inspect
 import logging
+import math
 import os
 import sys
 import threading
@@ -284,9 +285,21 @@ class Delivery:
         return self.claimed.lease or self.handler.lease
 
     @property
+    def waits_since(self) -> float:
+        """When the delivery could have begun (monotonic), had a slot been free."""
+        return max(self.queued_mono, self.due_mono)
+
+    @property
+    def begins_by(self) -> float:
+        """When the message expires unless it has begun (monotonic)."""
+        if self.expires_at is None:
+            return math.inf
+        return self.claimed_mono + (self.expires_at - self.claimed.claimed_at).total_seconds()
+
+    @property
     def is_past_rate(self) -> bool:
         """Whether the delivery waited for a slot under a rate, which counted it at its claim: others may begin now."""
-        if time.monotonic() - max(self.queued_mono, self.due_mono) <= PUNCTUAL.total_seconds():
+        if time.monotonic() - self.waits_since - self.handler.linger <= PUNCTUAL.total_seconds():
             return False
         limits = admission.limits_of(self.topic, self.queue, self.claimed.limit_key, self.using).values()
         return any(limit.interval is not None for limit in limits)
@@ -398,10 +411,8 @@ class Delivery:
         now = time.monotonic()
         if now - self.leased_mono > self.lease:
             raise Superseded("lease ran out before it began")
-        if self.expires_at is not None:
-            elapsed = timedelta(seconds=now - self.claimed_mono)
-            if self.claimed.claimed_at + elapsed >= self.expires_at:
-                raise Superseded("expired before it began")
+        if self.expires_at is not None and now >= self.begins_by:
+            raise Superseded("expired before it began")
         timeout, self.started_mono = self.timeout, now
         self._deadline = None if timeout is None else now + timeout
 

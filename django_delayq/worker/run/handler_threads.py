@@ -244,7 +244,9 @@ class HandlerThreads(Lane):
 
     def _gather(self, delivery: Delivery, number: int) -> list[Delivery]:
         """Return the deliveries of a batch handler that begin together with one that was found in the queue."""
-        assert self.gathering is not None
+        if self.gathering is None:
+            # The handler was registered when the process ran already.
+            return [delivery]
         if delivery.handler.linger:
             self.baton.pass_on(number)
         return self.gathering.gather(delivery)

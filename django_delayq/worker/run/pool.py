@@ -133,9 +133,7 @@ class Lane:
         """Release all deliveries that wait for a slot, when one has waited too long."""
         latest = time.monotonic() - self.tuning.longest_queued
         # A delivery that was claimed ahead does not wait for a slot before it is due.
-        if any(
-            not d.started_mono and max(d.queued_mono, d.due_mono) < latest - d.handler.linger for d in self.held.all()
-        ):
+        if any(not d.started_mono and d.waits_since < latest - d.handler.linger for d in self.held.all()):
             # The handlers that keep them waiting have not ended, so their run times are not known yet.
             self._mean = max(self._mean, self._slow)
             self.release(self._queued(), Release("waited too long for a thread"))
