@@ -40,8 +40,10 @@ from .record.sql import commits_nothing, is_in_memory, unsupported
 from .record.sql.troubles import in_words
 from .worker.processes.process import BROKEN, FINISHED, WorkerProcess, all_roles
 from .worker.run.delivery import Delivery
+from .worker.run.recorder import Recorder
 from .worker.run.reporting import report_moves
 from .worker.shared import connections
+from .worker.shared.due_services import Runner
 from .worker.shared.log_writer import log_writer
 from .worker.upkeep.heartbeat import HeartbeatFile
 
@@ -133,13 +135,14 @@ class EmbeddedWorker:
 
         Async handlers that still run after the graceful timeout are cancelled and released. Sync ones go on in their
         threads; their messages are delivered again when this process ends, or at the end of their leases. Returns True
-        if all has ended. Does nothing where no worker runs.
+        if all has ended. A handler that calls this gets False at once, for the end waits for the handler. Does nothing
+        where no worker runs.
         """
         process, thread = self._process, self._thread
         if process is None or thread is None or process.pid != os.getpid():
             return True
         process.stop()
-        if thread is threading.current_thread():
+        if threading.current_thread().name.startswith("delayq-"):
             return False
         _join(thread, 2 * self.options.graceful_timeout + END_TIME)
         if thread.is_alive():
@@ -280,12 +283,14 @@ class _Process(WorkerProcess):
             )
 
     def _abandon(self) -> None:
-        """End what has started of a worker that cannot start."""
-        if self.recorder.is_alive():
-            self.pool.stop()
-            self.recorder.stop()
-            self.recorder.join(timeout=2)
-            self.recorder.sender.finish(0.0)
+        """End what has started of a worker that cannot start: the system may refuse any of its threads."""
+        self.pool.stop()
+        threads: list[Runner | Recorder] = [*self.runners, self.recorder]
+        for thread in threads:
+            thread.stop()
+            if thread.is_alive():
+                thread.join(timeout=2)
+        self.recorder.sender.finish(0.0)
         self.parts.extensions.stop()
         self.parts.brokers.close()
 
@@ -316,8 +321,8 @@ def _roles(given: Collection[str] | None) -> frozenset[str] | None:
         return None
     if isinstance(given, str):
         raise ValueError(f"roles must be several names, not {given!r}: write [{given!r}]")
-    if unknown := sorted(set(given) - set(all_roles())):
-        raise ValueError(f"roles must be of {', '.join(all_roles())}, not {', '.join(unknown)}")
+    if (unknown := sorted(set(given) - set(all_roles()))) or not given:
+        raise ValueError(f"roles must be of {', '.join(all_roles())}, not {', '.join(unknown) or 'none'}")
     return frozenset(given)
 
 

@@ -39,6 +39,7 @@ from tests.docs.blocks import DOCS, blocks
 from tests.support.forks import forked
 from tests.support.processes import Configure, Gate, Start
 from tests.support.record_of import log_of, path_of, wait_until, wait_until_all
+from tests.support.refused_threads import refused
 from tests.support.workers import ROOT, Worker, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("configure")]
@@ -202,6 +203,23 @@ def test_handlers_that_run_may_finish(gate: Gate) -> None:
     assert waiting.state == State.SCHEDULED
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_may_end_its_worker(is_async: bool) -> None:
+    answers: list[bool] = []
+
+    def end(message: Delivered) -> None:
+        answers.append(worker.stop())
+
+    async def end_on_loop(message: Delivered) -> None:
+        answers.append(worker.stop())
+
+    handler("e.end")(end_on_loop if is_async else end)
+    with EmbeddedWorker(threads=1, graceful_timeout=5) as worker:
+        message = wait_until(schedule_message("e.end"), State.CONSUMED)
+        eventually(lambda: not worker.is_alive, "it ends")
+    assert (answers, path_of(message)) == ([False], ["scheduled", "running", "consumed"])
+
+
 def test_an_async_handler_that_does_not_finish_is_released() -> None:
     begun = threading.Event()
 
@@ -232,7 +250,9 @@ def test_a_sync_handler_that_does_not_finish_keeps_its_message(gate: Gate, caplo
 
 
 @pytest.mark.parametrize("fails", ["sync", "async"])
-def test_a_function_of_the_project_that_fails_fails_the_start(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_a_function_of_the_project_that_fails_fails_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
     monkeypatch.setattr(process_start, "functions", {})
 
     @handler("e.async")
@@ -251,6 +271,7 @@ def test_a_function_of_the_project_that_fails_fails_the_start(monkeypatch: pytes
         with pytest.raises(RuntimeError, match="the project cannot start"):
             worker.start()
         assert not worker.is_alive
+    assert "Receivers did not end" not in caplog.text
     process_start.functions.clear()
     with worker:
         wait_until(schedule_message("e.async"), State.CONSUMED)
@@ -272,6 +293,28 @@ def test_an_event_loop_that_cannot_be_made_fails_the_start(monkeypatch: pytest.M
             worker.start()
     with worker:
         wait_until(schedule_message("e.async"), State.CONSUMED)
+
+
+REFUSED = ["signals", "recorder", "due-timer", "handler-1", "event-loop", "upkeep", "timeout-watch", "consumer"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_thread_that_the_system_refuses_leaves_no_half_of_a_worker(name: str) -> None:
+    @handler("e.async")
+    async def on_loop(message: Delivered) -> None:
+        pass
+
+    worker, others = EmbeddedWorker(threads=2), set(threads_of_workers())
+    with refused(f"delayq-{name}"), pytest.raises(RuntimeError, match="can't start new thread"):
+        worker.start()
+    eventually(lambda: others.issuperset(threads_of_workers()), "no thread is left")
+    with worker:
+        wait_until(schedule_message("e.async"), State.CONSUMED)
+
+
+def test_a_worker_whose_log_gets_no_thread_works() -> None:
+    with refused("delayq-log"), EmbeddedWorker(threads=1):
+        wait_until(schedule_message("t.ok"), State.CONSUMED)
 
 
 def test_functions_of_the_project_run_around_the_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +426,7 @@ def test_the_heartbeat_file_tells_that_it_lives(tmp_path: Path) -> None:
         ({"name": "a worker"}, "name must"),
         ({"roles": "consumer"}, r"write \['consumer'\]"),
         ({"roles": ["consumers"]}, "roles must be of loader, .*, not consumers"),
+        ({"roles": []}, "roles must be of loader, .*, not none"),
         ({"using": "defautl"}, "no database 'defautl' in DATABASES. Did you mean default?"),
     ],
 )

@@ -122,8 +122,10 @@ class Waiting:
             for queue in waiter.queues:
                 self._waiters[queue][waiter] = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="delayq-pull", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="delayq-pull", daemon=True)
+                # Where the system refuses it, the next caller tries again.
+                thread.start()
+                self._thread = thread
             self._poked.set()
             if self._broker is not None:
                 self._broker.wake()

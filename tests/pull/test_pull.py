@@ -30,6 +30,7 @@ from django_delayq.signals import message_dead, message_delivered, message_retri
 from tests.pull.conftest import QUEUE, TOPIC, Declare, put
 from tests.support.broken_statements import no_claims_of
 from tests.support.receivers import heard
+from tests.support.refused_threads import refused
 from tests.support.rows import unguarded
 from tests.support.statements import count_statements
 from tests.support.steps import ago, at_once, log, message, moves, somebody_waits, state
@@ -374,6 +375,24 @@ def test_a_take_waits_for_a_message_that_comes() -> None:
         scheduled = put()
     finally:
         waiting.join(60)
+    assert [each.id for each in found] == [scheduled.pk]
+
+
+def test_a_take_waits_though_the_system_refused_a_thread_to_an_earlier_one() -> None:
+    eventually(lambda: all(thread.name != "delayq-pull" for thread in threading.enumerate()), "nobody waits")
+    with refused("delayq-pull"), pytest.raises(RuntimeError, match="can't start new thread"):
+        take(QUEUE, wait="60s")
+    found: list[Pulled] = []
+
+    def wait() -> None:
+        found.extend(take(QUEUE, wait="600s"))
+        connections.close_all()
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    eventually(somebody_waits)
+    scheduled = put()
+    waiting.join(60)
     assert [each.id for each in found] == [scheduled.pk]
 
 

@@ -23,6 +23,7 @@ Races, and what goes wrong
     ``failpoints``: named places in the code at which a process dies, freezes, waits or fails
     ``proxy``: a bad network before a server; ``tls``: a certificate authority and a TLS front
     ``names`` and ``names_settings``: a name server that says nothing; ``many_files_settings``: many open files
+    ``refused_threads``: threads that the system refuses
     ``broken_statements``: statements that fail as when the connection breaks
     ``chains``: a handler that hands its key over just when somebody acts by that key
     ``clocks``: the clock that a test gives a broker; ``skewed``: a Redis with a wrong clock

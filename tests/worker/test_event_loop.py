@@ -36,6 +36,7 @@ from tests.support import claims
 from tests.support.assembled import Assemble
 from tests.support.claims import DB, last_move, state
 from tests.support.receivers import receiving
+from tests.support.refused_threads import refused
 from tests.support.workers import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -476,6 +477,19 @@ def test_sync_calls_of_one_handler_run_in_one_thread_and_those_of_several_in_sev
 @pytest.fixture
 def _no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(SyncToAsync, "context_to_thread_executor")
+
+
+def test_a_thread_for_sync_calls_that_the_system_refuses_is_started_later(parts: Parts, run: Run) -> None:
+    async def work(message: Delivered) -> None:
+        await sync_to_async(leave)(message)
+
+    with refused("delayq-sync"):
+        (one,) = run(work, retry=[0])
+    assert (state(one), last_move(one).error) == (State.SCHEDULED, "RuntimeError: can't start new thread")
+    others = claims.claimed(TOPIC, TOPIC)
+    parts.pool.submit(others)
+    finish(parts)
+    assert [state(other) for other in others] == [State.CONSUMED] * 2
 
 
 @pytest.mark.usefixtures("_no_executors")

@@ -71,6 +71,22 @@ LOGGING = {{
 DEBUG = {debug}
 """
 
+# The system gives no thread for the log, as where a container has no more of them.
+NO_THREAD = """
+import threading
+
+start = threading.Thread.start
+
+
+def refuse(thread):
+    if thread.name == "delayq-log":
+        raise RuntimeError("can't start new thread")
+    start(thread)
+
+
+threading.Thread.start = refuse
+"""
+
 
 class Pipe:
     """A named pipe whose reader lives, and reads only when it is told to."""
@@ -164,6 +180,15 @@ def test_a_worker_alone_whose_log_is_full_from_the_start_delivers_and_ends_in_or
     schedule_messages([{"topic": "t.effect"}] * 50)
     wait_until_all(State.CONSUMED, 50)
     eventually(heartbeat.exists, "the supervisor does its work")
+    assert worker.stop() == 0
+
+
+def test_a_worker_whose_log_gets_no_thread_works_and_writes_it(start: Start, tmp_path: Path) -> None:
+    worker = start(prefix=with_settings(tmp_path, NO_THREAD))
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
+    os.kill(worker.wait_for_children(1)[0], signal.SIGKILL)
+    worker.wait_for(r"Worker process \S+ died \(killed by signal 9\)")
+    wait_until(schedule_message("t.ok"), State.CONSUMED)
     assert worker.stop() == 0
 
 

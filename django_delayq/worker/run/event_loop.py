@@ -85,7 +85,10 @@ class EventLoop(Lane):
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._loop.stop)
-        if not self._tasks and self.thread.is_alive():
+        if self._loop is not None and self.thread.ident is None:
+            # The system has refused the thread.
+            self._loop.close()
+        elif not self._tasks and self.thread.is_alive():
             self.thread.join(most := self.tuning.loop_end_time)
             if self.thread.is_alive():
                 logger.warning("An async function with @worker_started does not end in %g s, and is left", most)

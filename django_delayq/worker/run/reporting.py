@@ -275,9 +275,11 @@ class SignalSender(threading.Thread):
     def finish(self, timeout: float) -> None:
         """End the thread when all is told. Give up, and log it, after ``timeout`` seconds."""
         self._waiting.put(None)
-        self.join(timeout)
         if self.is_alive():
-            logger.error("Receivers did not end in time; signals and failures not reported: %d", self.waiting - 1)
+            self.join(timeout)
+        # The thread may be about to end.
+        if self.is_alive() and (untold := self.waiting - 1):
+            logger.error("Receivers did not end in time; signals and failures not reported: %d", untold)
 
     def run(self) -> None:
         """Tell what is given until the end."""

@@ -78,10 +78,12 @@ class _Thread:
         self._thread: threading.Thread | None = None
 
     def enqueue(self, call: Call) -> None:
-        self._queue.put(call)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            # Where the system refuses it, the next call tries again.
+            thread.start()
+            self._thread = thread
+        self._queue.put(call)
 
     def stop(self) -> None:
         self._queue.put(None)

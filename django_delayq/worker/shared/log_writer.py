@@ -72,12 +72,14 @@ class LogWriter:
         return self._thread
 
     def start(self) -> None:
-        """Have lines written by the thread from now on."""
+        """Have lines written by the thread from now on. While the system gives none, they are written at once."""
         with self._lock:
             self._ends = False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="delayq-log", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="delayq-log", daemon=True)
+                with contextlib.suppress(RuntimeError):
+                    thread.start()
+                    self._thread = thread
         self._take_over()
 
     def stop(self, timeout: float) -> bool:
@@ -119,7 +121,7 @@ class LogWriter:
 
     def fork(self) -> int:
         """Return what ``os.fork`` does. In the child the writer runs, and has nothing to write yet."""
-        runs, pid = self._thread is not None, -1
+        runs, pid = self._give_back is not None, -1
         self.stop(PAUSE_TIME)
         try:
             pid = os.fork()
