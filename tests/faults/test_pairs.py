@@ -38,8 +38,11 @@ from django_delayq import (
     aschedule_message,
     cancel_message,
     handler,
+    move_message,
+    override_limit,
     pause_queue,
     reschedule_message,
+    reset_limit,
     resume_queue,
     schedule_message,
     schedule_messages,
@@ -49,9 +52,9 @@ from django_delayq.broker.redis import RedisBroker
 from django_delayq.core.known_record import doubt_identity
 from django_delayq.core.states import FINAL, State
 from django_delayq.core.worker_options import Options
-from django_delayq.models import Message
+from django_delayq.models import LimitOverride, Message
 from django_delayq.project.registry import Delivered
-from django_delayq.record import admission, transitions
+from django_delayq.record import admission, overrides, transitions
 from django_delayq.recurring import create_schedule, delete_schedule
 from django_delayq.worker.claim.tuning import Tuning
 from django_delayq.worker.processes.process import OnceProcess, Parts, WorkerProcess
@@ -69,6 +72,7 @@ EXAMPLES = int(os.environ.get("DELAYQ_PAIRS_EXAMPLES", USUAL))
 PARTS = 4
 FEATURES = (
     "async",
+    "batch",
     "cancel while running",
     "chain",
     "debounce",
@@ -77,8 +81,10 @@ FEATURES = (
     "full lane",
     "key",
     "limit",
+    "move",
     "no Redis",
     "once",
+    "override",
     "pause",
     "rate",
     "recurring",
@@ -94,7 +100,10 @@ WAYS = ("fail", "later", "reject", "return", "run past the timeout")
 LINKS = 3
 # Handlers that wait at the gate leave at least one of so many threads to others.
 THREADS = 6
-DELIVERED = ("free", "later", "limit", "key a", "key b", "hog", "rate", "paused", "ends", "late ends", "chain")
+DELIVERED = (
+    *("free", "later", "limit", "key a", "key b", "hog", "rate", "paused", "ends", "late ends", "chain"),
+    *("batch", "late batch"),
+)
 DB = "default"
 
 
@@ -186,6 +195,22 @@ async def end_variously_async(message: Delivered) -> None:
     go_through(message)
 
 
+def go_through_together(messages: list[Delivered]) -> None:
+    for message in messages:
+        go_through(message)
+
+
+def end_together(messages: list[Delivered]) -> None:
+    """Answer each message as its payload says."""
+    for message in messages:
+        try:
+            end(message)
+        except (Reject, RetryLater, ValueError) as answer:
+            message.fail(answer)
+        else:
+            go_through(message)
+
+
 def hand_over(message: Delivered) -> None:
     if message.payload > 1:
         schedule_message(message.topic, message.payload - 1, key=message.key)
@@ -229,6 +254,10 @@ def _handlers() -> None:
     handler("p.key_async", limit=1)(wait_at_the_gate_async)
     handler("p.rate", rate="50/s", burst=2)(go_through)
     handler("p.rate_async", rate="50/s", burst=2)(go_through_async)
+    handler("p.batch", batch=5)(go_through_together)
+    handler("p.batch_rate", batch=5, linger=0.3, rate="50/s", burst=2)(go_through_together)
+    handler("p.batch_ends", batch=5, linger=0.1, limit=4, retry=[0] * 9)(end_together)
+    handler("p.batch_transactional", batch=5, limit=3, retry=[0] * 9, transactional=True)(end_together)
     handler("p.later")(ask_twice_for_later)
     handler("p.ends", limit=2, retry=[0] * 9)(end_variously)
     handler("p.ends_async", limit=2, retry=[0] * 9)(end_variously_async)
@@ -237,6 +266,13 @@ def _handlers() -> None:
     handler("p.chain_async", limit=1, retry=[0] * 9)(hand_over_async)
     handler("p.cancel", retry=False)(work_until_cancelled)
     handler("p.cancel_async", retry=False)(work_until_cancelled_async)
+
+
+@pytest.fixture(autouse=True)
+def _no_override_is_left() -> Iterator[None]:
+    yield
+    LimitOverride.objects.all().delete()
+    overrides.read(DB)
 
 
 @pytest.fixture(autouse=True)
@@ -278,6 +314,8 @@ class Run:
         call_command("flush", verbosity=0, interactive=False)
         self.client.flushall()
         doubt_identity(DB)
+        # The workers of the case before were in this process.
+        overrides.read(DB)
         url = None if self.case.has("no Redis") else os.environ["REDIS_URL"]
         delayq = {**django_settings.DELAYQ, "REDIS": url, "GRACE": 10 * PATIENCE, "POLL_INTERVAL": 0.1}
         if self.case.has("ends"):
@@ -323,6 +361,8 @@ class Run:
         if case.has("chain"):
             for link in range(min(number, 5)):
                 self.add("chain", f"p.chain{of_lane}", 1, key=f"{len(self.made['chain'])} {link}", payload=LINKS)
+        if case.has("batch"):
+            self.add_batches(number)
         self.add("free", self.free("p.free"), number)
         self.add("free", self.free("p.free"), number, queue="other")
         if case.has("async", "full lane"):
@@ -347,10 +387,21 @@ class Run:
         ]
         self.made[kind] += [message.pk for message in schedule_messages(each)]
 
+    def add_batches(self, number: int) -> None:
+        """Schedule messages that begin together. With a full lane they wait until it has room."""
+        late = "late " if self.case.has("full lane") else ""
+        self.add(f"{late}batch", "p.batch", number)
+        if self.case.has("rate"):
+            self.add(f"{late}batch", "p.batch_rate", min(number, 20))
+        if self.case.has("ends"):
+            self.add_ends("p.batch_ends", number, late)
+            self.add_ends("p.batch_transactional", number, late)
+
     def add_ends(self, topic: str, number: int, when: str = "") -> None:
         for way in WAYS:
             kind, few = ("rejected" if way == "reject" else "ends"), (2 if way == WAYS[-1] else 5)
-            timeout = 0.3 if way == WAYS[-1] else None
+            # At the timeout of a batch all its messages fail, also those that have gone through.
+            timeout = 0.3 if way == WAYS[-1] and "batch" not in topic else None
             self.add(when + kind, topic, min(number, few), queue="other", payload=way, timeout=timeout)
 
     def schedule_singles(self, number: int) -> None:
@@ -414,12 +465,19 @@ class Run:
     def play(self) -> None:
         case, stage = self.case, self.stage
         self.schedule(case.messages)
+        if case.has("move"):
+            move_message(Message.objects.filter(pk__in=self.of("free", "limit", "unknown")[::2]), queue="other")
+        if case.has("override"):
+            # What the code declares already, and a pause of a queue that ends at once.
+            override_limit(topic=f"p.limit{self.of_lane}", limit=2)
+            override_limit(queue="other", limit=0)
+            reset_limit(queue="other")
         if case.has("Redis emptied"):
             self.wait(lambda: stage.done, "something is delivered")
             self.client.flushall()
         for pk in self.of("ends", "rejected", "late ends", "late rejected")[::3]:
             reschedule_message(pk, delay=0)
-        self.wait_for("free", "later", "debounce", "recurring", "rate", "ends")
+        self.wait_for("free", "later", "debounce", "recurring", "rate", "ends", "batch")
         self.wait(partial(are_all, self.made["rejected"], State.DEAD), "what was rejected is dead")
         self.wait(self.are_chains_over, "all links of chains are delivered")
         for pk in self.made["cancel"]:
@@ -434,7 +492,7 @@ class Run:
         if case.has("recurring"):
             delete_schedule("p")
         stage.gate.set()
-        self.wait_for("limit", "key a", "key b", "hog", "late ends")
+        self.wait_for("limit", "key a", "key b", "hog", "late ends", "late batch")
         self.wait(partial(are_all, self.made["late rejected"], State.DEAD), "what was rejected late is dead")
 
     def are_chains_over(self) -> bool:
