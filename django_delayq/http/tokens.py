@@ -9,9 +9,10 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from django.db import Error as DatabaseError
-from django.db import router
+from django.db import router, transaction
 from django.utils import timezone
 
 from .. import signals
@@ -61,22 +62,30 @@ def issue(token: Token) -> str:
     """Save a new token. Return the token itself."""
     text = secrets.token_hex(20)
     token.digest, token.beginning = digest_of(text), text[:8]
-    token.save(force_insert=True)
-    _tell("token add", token)
+    with _with_its_audit():
+        token.save(force_insert=True)
+        _tell("token add", token)
     return text
 
 
 def limit(token: Token, reads: int | None, writes: int | None, interval: int | None) -> None:
     """Change how many calls a token may make in an interval (seconds). The change holds within a second."""
     token.reads, token.writes, token.interval = reads, writes, interval
-    token.save(update_fields=["reads", "writes", "interval"])
-    _tell("token limit", token)
+    with _with_its_audit():
+        token.save(update_fields=["reads", "writes", "interval"])
+        _tell("token limit", token)
 
 
 def delete(token: Token) -> None:
     """Let nobody in by a token any more."""
-    _tell("token delete", token)
-    token.delete()
+    with _with_its_audit():
+        _tell("token delete", token)
+        token.delete()
+
+
+def _with_its_audit() -> Any:
+    """Return a context in which a token is changed, and the audit told of it, or neither."""
+    return transaction.atomic(using=router.db_for_write(Token))
 
 
 def _tell(action: str, token: Token) -> None:

@@ -456,6 +456,16 @@ def test_no_token_begins_as_an_option_of_a_command_does(wire: Wire) -> None:
     assert all(tokens.make("ns1")[1].isalnum() for _number in range(40))
 
 
+@pytest.mark.console
+def test_a_token_changes_with_its_audit_or_not_at_all(wire: Wire) -> None:
+    before = list(Token.objects.values())
+    args = ("ns1", "--beginning", wire.token[:8])
+    with broken('INSERT INTO "delayq_audit'):
+        for words in (("add", "ns1"), ("limit", *args, "--reads", "1"), ("delete", *args)):
+            assert run("delayq_token", *words).code == 69
+    assert list(Token.objects.values()) == before
+
+
 def test_tokens_by_the_command(wire: Wire) -> None:
     text = run("delayq_token", "add", "ns1", "--rights", "consume", "--lasts", "90d", "--description", "Go").out.strip()
     assert wire("GET", "/api/ns1/q1", X_Token=text) == NONE
