@@ -257,10 +257,9 @@ def _compared(
 ) -> dict[str, Compared]:
     """Sum the rollups of two times by a column: from ``begin`` to ``middle``, and from then on."""
     found: defaultdict[str, Compared] = defaultdict(Compared)
-    for value, counts in _sums(using, (column,), middle, names, **only):
-        found[value].now = counts
-    for value, counts in _sums(using, (column,), begin, names, at__lt=middle, **only):
-        found[value].before = counts
+    is_now = Case(When(at__gte=middle, then=1), default=0, output_field=IntegerField())
+    for value, now, counts in _sums(using, (column, is_now), begin, names, **only):
+        setattr(found[value], "now" if now else "before", counts)
     return dict(found)
 
 

@@ -214,6 +214,12 @@ def test_the_pages_need_the_permission_to_view_and_few_statements(
     assert client.get(url).status_code == 403
 
 
+def test_a_window_and_the_time_before_it_are_read_together(boss: Client) -> None:
+    with CaptureQueriesContext(connection) as captured:
+        boss.get(URL)
+    assert sum("delayq_rollup" in sql and '"topic" AS' in sql for sql in asked(captured)) == 1
+
+
 def test_the_dashboard_leads_to_both_lists(viewer: Client) -> None:
     html = viewer.get("/admin/delayq_console/dashboard/").content.decode()
     assert f"{URL}?order=slower" in html
