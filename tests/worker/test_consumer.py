@@ -338,6 +338,19 @@ def test_the_most_urgent_message_does_not_wait_for_those_that_fell_due_before_it
     assert [ticket.id for ticket in consumer.brokers.redis.take(QUEUE, 1).tickets] == [urgent]
 
 
+def test_ids_of_a_queue_that_others_serve_keep_no_urgent_message_waiting(
+    consumer: Consumer, redis_client: redis.Redis
+) -> None:
+    schedule_message("t.ok", queue="of-others")
+    redis_of(consumer.brokers).flush()
+    places = keys("delayq", QUEUE)
+    due_tenths = int((time.time() - 5) * SECOND)
+    number = IDS_PER_CALL * Tuning().catch_up
+    redis_client.zadd(places.delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)})
+    consumer.run_round()
+    assert redis_client.zcard(places.delayed) == 0
+
+
 def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: redis.Redis) -> None:
     places = keys("delayq", QUEUE)
     due_tenths = int((time.time() - 5) * SECOND)

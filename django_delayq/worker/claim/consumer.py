@@ -262,15 +262,15 @@ class Consumer(threading.Thread):
             report_moves(self.using, moved, self.extensions, self.pool.recorder.sender.send)
 
     def _catch_up(self, broker: Broker, found: Found) -> bool:
-        """Make further ids ready that fell due together, while the threads are at work and no other queue waits.
+        """Make further ids ready that fell due together, while the threads are at work.
 
-        Return whether a take found ids and left others.
+        Not while another queue has ids and its turn comes next. Return whether a take found ids and left others.
         """
-        more = False
+        more, take_turns = False, self.queues.finder.named is None and not self.pauses.known
         for queue, taken in found.taken.items():
             later = taken
             for _ in range(self.tuning.catch_up):
-                if not later.behind or later.other_due == 0:
+                if not later.behind or (take_turns and later.other_due == 0):
                     break
                 later = broker.promote(queue)
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
