@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from types import GenericAlias, UnionType
 from typing import Any, NamedTuple
@@ -34,9 +35,19 @@ class PayloadType(NamedTuple):
 
     def stored(self, payload: Any) -> tuple[Any, Any]:
         """Return a payload as JSON has it, and as the handler gets it. Raises ``InvalidMessage`` if it does not fit."""
-        try:
+        with self._refusing():
             found = json.loads(validation.payload(self.dump(payload)))
             return found, self.load(found)
+
+    def check(self, payload: Any) -> None:
+        """Raise ``InvalidMessage`` for JSON values, such as those of a row, that do not fit."""
+        with self._refusing():
+            self.load(payload)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
         except (InvalidMessage, *_DATABASE_AWAY):
             raise
         except Exception as error:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -48,6 +48,11 @@ class CloseOrder:
     order: int
     at: datetime = WHEN
     lines: list[Decimal] = field(default_factory=list)
+
+
+@dataclass
+class Cart:
+    items: list[int]
 
 
 class Plain(TypedDict):
@@ -328,6 +333,14 @@ def test_payloads_that_were_merged_are_of_the_type() -> None:
         registered.schedule([CloseOrder(order)], key="all", on_conflict="merge")
     deliver()
     assert got == [[CloseOrder(5), CloseOrder(6)]]
+
+
+def test_payloads_are_merged_whose_function_takes_objects_alone() -> None:
+    registered = handler(TOPIC, payload=(lambda found: Cart(**found), asdict))(close)
+    for item in (5, 6):
+        registered.schedule(Cart([item]), key="all", on_conflict="merge")
+    deliver()
+    assert got == [Cart([5, 6])]
 
 
 def test_payloads_that_fit_alone_and_not_together_are_not_merged() -> None:
