@@ -540,7 +540,8 @@ class Run:
         assert done.keys() >= set(self.of(*DELIVERED))
         assert limits_oracle.faults(admission.limits_of) == []
         assert list(Message.objects.filter(key="one").values_list("pk", flat=True)) == self.made["debounce"]
-        if case.workers == 1 and not case.has("Redis emptied", "once"):
+        # A claim that meets a new override claims nothing: its ids come again 0.25 s later, after others.
+        if case.workers == 1 and not case.has("Redis emptied", "once", "override"):
             self.judge_order("key a")
             self.judge_order("key b")
         transitions.expire(DB, actor="test")
