@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..core import bounds
+from ..core import actors, bounds
 from ..models import Message
 from ..models.fields import UTCDateTimeField
 
@@ -67,6 +67,11 @@ class Operation(models.Model):
     def __str__(self) -> str:
         return f"#{self.pk} {self.action}"
 
+    @property
+    def starter(self) -> str:
+        """Who started it, as pages name that one."""
+        return actors.display_name(self.started_by)
+
 
 class AuditEvent(models.Model):
     """One action of a person or a command: who did what, when, why, and to how many. Written once, never changed.
@@ -105,6 +110,11 @@ class AuditEvent(models.Model):
     def __str__(self) -> str:
         return f"{self.actor}: {self.action} {self.target}"
 
+    @property
+    def who(self) -> str:
+        """The actor as pages name it."""
+        return actors.display_name(self.actor)
+
 
 class Acknowledgement(models.Model):
     """An error that somebody knows of. It counts as unknown again when more messages die of it in a day than before."""
@@ -126,6 +136,11 @@ class Acknowledgement(models.Model):
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.error}"
+
+    @property
+    def who(self) -> str:
+        """The actor as pages name it."""
+        return actors.display_name(self.actor)
 
 
 class Rollup(models.Model):

@@ -47,7 +47,8 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
             ("consume", gettext_lazy("consume: take jobs, acknowledge them, look at them")),
             ("manage", gettext_lazy("manage: empty queues, respawn and delete dead jobs, see metrics")),
         ],
-        initial=tokens.RIGHTS,
+        # Who also manages says so.
+        initial=["publish", "consume"],
         widget=forms.CheckboxSelectMultiple,
     )
     expires_at = forms.DateTimeField(

@@ -89,5 +89,5 @@ def _columns(cl: ChangeList) -> Iterator[tuple[str, SimpleNamespace]]:
     ways = cl.get_ordering_field_columns()
     for number, name in enumerate(cl.list_display):
         way = ways.get(number, "")
-        url = cl.get_query_string({ORDER_VAR: f"-{number}" if way == "asc" else f"{number}"}, [PAGE_VAR])
+        url = cl.get_query_string({ORDER_VAR: f"-{number}" if way == "asc" else f"{number}"})
         yield str(name), SimpleNamespace(way=way, url=url)

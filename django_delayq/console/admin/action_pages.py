@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ from ..id_lists import packed, unpacked
 from ..models import AuditEvent, DeadLetters
 from ..operations.work import WORKS, BulkAction, Scope
 from ..search import language
-from ..search.conditions import IdsIfFew, of_states
+from ..search.conditions import of_states
 from ..statements import TooSlow, answering_within, in_time, statement_timeout
 from . import action_table, explanation, page, search_box
 from .action_table import CONSOLE_ACTIONS, ConsoleAction
@@ -496,23 +497,38 @@ def _count_exactly(
 
     The consumed ones are counted apart: they alone may be too many.
     """
-    later, to_come, ids = Q(due_at__gt=scope.at), ToCome(), set[int]()
+    assert scope.at is not None
+    to_come, ids = ToCome(), set[int]()
     counts: dict[State, int | None] = dict.fromkeys(states)
     for some in filter(None, (states - _CONSUMED, states & _CONSUMED)):
-        wanted = {
-            **{state.value: Count("pk", filter=Q(state=state)) for state in some},
-            "number": Count("pk", filter=later),
-            "first": Min("due_at", filter=later),
-            "last": Max("due_at", filter=later),
-            "ids": IdsIfFew(tuning.counted),
-        }
         matching = rows.filter(scope.condition(), of_states(some)).order_by()
-        found = in_time(rows.db, most, matching.aggregate, **wanted)
-        if found is not None:
+        first = matching.values_list("pk", "state", "due_at")[: tuning.counted + 1]
+        if (few := in_time(rows.db, most, list, first)) is None:
+            continue
+        if len(few) <= tuning.counted:
+            number = Counter(state for _pk, state, _due_at in few)
+            counts |= {state: number[state] for state in some}
+            ids.update(pk for pk, _state, _due_at in few)
+            to_come += _to_come([due_at for _pk, _state, due_at in few if due_at > scope.at])
+        elif (found := in_time(rows.db, most, matching.aggregate, **_wanted(some, scope))) is not None:
             counts |= {state: found.pop(state.value) for state in some}
-            ids.update(found.pop("ids") or ())
             to_come += ToCome(**found)
     return counts, to_come, ids
+
+
+def _to_come(due: Sequence[datetime]) -> ToCome:
+    return ToCome(len(due), min(due, default=None), max(due, default=None))
+
+
+def _wanted(states: Iterable[State], scope: Scope) -> dict[str, Any]:
+    """Return what is counted where the messages are too many to read: those of each state, and those to come."""
+    later = Q(due_at__gt=scope.at)
+    return {
+        **{state.value: Count("pk", filter=Q(state=state)) for state in states},
+        "number": Count("pk", filter=later),
+        "first": Min("due_at", filter=later),
+        "last": Max("due_at", filter=later),
+    }
 
 
 def _unchanged(rows: QuerySet[Message], scope: Scope, states: frozenset[State]) -> dict[State, Capped]:

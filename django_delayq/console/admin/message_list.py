@@ -64,6 +64,9 @@ class MessageList(ChangeList):
         if not self.buttons:
             unused.add("action_checkbox")
         self.list_display = [name for name in self.list_display if name not in unused]
+        if not states <= FINAL:
+            # Messages that have not ended have no such time.
+            self.sortable_by = [name for name in self.sortable_by or () if name != "ended"]
         self.order = self._chosen_order() or self.asked.whole.order
         found: QuerySet[Message] = self.root_queryset.filter(self.asked.whole.condition())
         return found.order_by(*self.order)
@@ -71,8 +74,8 @@ class MessageList(ChangeList):
     def _chosen_order(self) -> tuple[str, ...]:
         """Return the order by the column that the reader has chosen; empty when there is none."""
         given = re.match(r"(-?)(\d{1,2})(?!\d)", self.params.get(ORDER_VAR, ""))
-        fields = dict(enumerate(map(self.get_ordering_field, self.list_display)))
-        if given is None or (field := fields.get(int(given[2]))) is None:
+        names = {number: name for number, name in enumerate(self.list_display) if name in (self.sortable_by or ())}
+        if given is None or (name := names.get(int(given[2]))) is None or not (field := self.get_ordering_field(name)):
             return ()
         return tuple(dict.fromkeys((f"{given[1]}{field}", f"{given[1]}id")))
 
@@ -168,11 +171,12 @@ class MessageList(ChangeList):
         count = self.result_count
         return str(count) if isinstance(count, CappedCount) else f"{count:,}"
 
-    def pages(self) -> Iterator[SimpleNamespace]:
-        """Yield the links to the pages, and the gaps between them, as ``choices.html`` shows them."""
-        for number in self.paginator.get_elided_page_range(self.page_num, on_each_side=2, on_ends=1):
-            url = self.get_query_string({PAGE_VAR: number}) if isinstance(number, int) else ""
-            yield SimpleNamespace(label=number, url=url, chosen=number == self.page_num)
+    def pages(self) -> list[SimpleNamespace]:
+        """Return the links to the pages."""
+        return page.page_links(self.paginator, self.page_num, self._page_url)
+
+    def _page_url(self, number: int) -> str:
+        return self.get_query_string({PAGE_VAR: number})
 
     def pauses(self) -> list[tuple[str, str, str]]:
         """Return the queues whose pause keeps messages of the page, with its reason and the address of the queue."""
@@ -184,7 +188,10 @@ class MessageList(ChangeList):
         """Yield the tabs as the page shows them. ``count`` is empty when the number is not known."""
         for tab in search_box.TABS:
             count, here = self.tab_count(tab), tab is self.asked.tab
-            if here and not self.too_slow:
+            if self.asked.box.problems:
+                # Nothing was looked for.
+                shown = ""
+            elif here and not self.too_slow:
                 shown = self.shown_count
             else:
                 shown = "" if count.more and not count.count else str(count)

@@ -58,13 +58,19 @@ class DueNow(NamedTuple):
 
 
 class Obstacle(NamedTuple):
-    """Why some messages wait: the class and text of a badge, a sentence, by whom and why, and where to look."""
+    """Why some messages wait: the cause, the class and text of a badge, a sentence, by whom and why, where to look."""
 
+    cause: str
     kind: str
     badge: str
     text: str
     note: str
     url: str
+
+    @property
+    def stops(self) -> bool:
+        """Whether nothing begins until somebody acts. A limit lets messages begin, and busy workers come to them."""
+        return self.kind in ("paused", "critical")
 
 
 class Backlog(NamedTuple):
@@ -112,9 +118,11 @@ def _cause(using: str, now: DueNow, due: Due) -> tuple[str, str] | None:
         return "queue paused", queue
     if due.limit is not None:
         kind, what, _key = parts(due.limit)
-        name = "paused" if admission.is_paused(using, due.limit) else "limited"
+        override = overrides.deciding(using, due.limit)
+        if override is not None and override.is_pause:
+            return "paused", override.name
         # The lines of the keys of a topic are told together.
-        return name, queue if kind == "queue" else topic_name(what, None)
+        return "limited", queue if kind == "queue" else topic_name(what, None)
     if pulled.terms(due.queue) is not None:
         return None
     if (due.queue, due.topic) not in now.handled:
@@ -136,7 +144,8 @@ def _obstacle(shown: ReadOnly, now: DueNow, cause: str, what: str, due: list[Due
         number = Capped(sum(each.overdue for each in due), now.more)
         url = shown.list_url(Message, "is:overdue")
     told = text % {"number": number, "what": limit_words(what)}
-    return Obstacle(kind, str(badge), _("%(text)s, the oldest for %(age)s") % {"text": told, "age": age}, note, url)
+    text = _("%(text)s, the oldest for %(age)s") % {"text": told, "age": age}
+    return Obstacle(cause, kind, str(badge), text, note, url)
 
 
 def _summed(now: DueNow, due: list[Due]) -> tuple[Capped, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -197,8 +198,22 @@ def matching(request: HttpRequest, names: Iterable[str]) -> list[str]:
 def paged(request: HttpRequest, rows: Sequence[T], size: int) -> tuple[list[T], list[SimpleNamespace]]:
     """Return the rows of the page that the address names, and a link to each page where there are several."""
     found = Paginator(rows, size).get_page(request.GET.get("page"))
-    numbers = {str(number): number for number in found.paginator.page_range if found.paginator.num_pages > 1}
-    return list(found.object_list), choices(request, "page", str(found.number), numbers)
+    links = page_links(found.paginator, found.number, partial(_page_url, request))
+    return list(found.object_list), links if found.paginator.num_pages > 1 else []
+
+
+def page_links(paginator: Paginator[Any], now: int, url: Callable[[int], str]) -> list[SimpleNamespace]:
+    """Return the links to the pages of a list, and the gaps between them, as ``choices.html`` shows them."""
+    return [
+        SimpleNamespace(label=str(number), url=url(number) if isinstance(number, int) else "", chosen=number == now)
+        for number in paginator.get_elided_page_range(now, on_each_side=2, on_ends=1)
+    ]
+
+
+def _page_url(request: HttpRequest, number: int) -> str:
+    query = request.GET.copy()
+    query["page"] = str(number)
+    return f"?{query.urlencode()}"
 
 
 class Page(ReadOnly):

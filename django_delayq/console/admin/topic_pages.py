@@ -51,6 +51,11 @@ def _span(seconds: float | None) -> str:
     return "–" if seconds is None else brief(seconds)
 
 
+def _failing(each: RollupSum) -> float:
+    """Return the number of failed runs; of two that are equal the one with the greater share of its runs is greater."""
+    return each.failed + each.failed_share / 2
+
+
 _MEASURES = (
     Measure("consumed", gettext_lazy("Consumed"), itemgetter("consumed"), "{:,}".format, is_listed=True),
     Measure("failed", gettext_lazy("Failed"), attrgetter("failed"), _count, is_listed=True),
@@ -71,7 +76,7 @@ _COLUMNS = {
 _VALUES: dict[str, Callable[[RollupSum], float | None]] = {
     "name": itemgetter("name"),
     "busiest": attrgetter("ended"),
-    "failing": attrgetter("failed"),
+    "failing": _failing,
     **{measure.name: measure.value for measure in _MEASURES},
 }
 
@@ -141,7 +146,7 @@ def detail(
     found, due = _load(read_traffic, using, window, kind, name), _due_now(using)
     past, by_other = found.value or (None, {})
     # Read anew for each page, because a user who has just overridden a limit wants to see it.
-    lines = panels.load("limits of one", using, _limits, using, (kind, name), due.value, kept=0.0)
+    lines = panels.load(f"limits of {kind} {name}", using, _limits, using, (kind, name), due.value, kept=0.0)
     now, other = timezone.now(), "queue" if kind == "topic" else "topic"
     whole = Compared(*(add_up(getattr(each, time) for each in by_other.values()) for time in ("now", "before")))
     title = _("Topic %(name)s") if kind == "topic" else _("Queue %(name)s")
@@ -235,6 +240,7 @@ def _row(
 ) -> SimpleNamespace:
     """Return what a table shows of a topic or a queue."""
     limit, searched = f"{kind} {name}", texts.term_text(kind, name)
+    found = due[name].obstacles if name in due else []
     return SimpleNamespace(
         name=name,
         url=f"{shown.url(Topics if kind == 'topic' else Queue, 'detail', name)}?window={facts['window_name']}",
@@ -246,6 +252,8 @@ def _row(
         failures=_failures_url(shown, kind, name) if each.now["dead"] else "",
         dead=_dead_text(kind, name) if each.now["dead"] else "",
         failing=each.now.failed_share > tuning.failed_share,
+        is_still=any(obstacle.stops for obstacle in found),
+        tells_pause=any(obstacle.cause == "paused" for obstacle in found),
         limit=limit,
         override=facts["overridden"].get(limit),
         limit_url=limits_page.of_limit(facts["override_url"], limit),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from datetime import datetime
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Aggregate, BooleanField, Case, F, Func, IntegerField, JSONField, Q, TextField, When
+from django.db.models import BooleanField, Case, F, Func, IntegerField, JSONField, Q, When
 from django.db.models.lookups import LessThanOrEqual
 
 from ...core import bounds
@@ -94,24 +93,6 @@ class OfOperation(Func):
         column, _none = compiler.compile(self.get_source_expressions()[0])
         # Whole numbers need no parameters, of which SQLite takes some thousand.
         return f"({column} IN ({', '.join(map(str, ids)) or 'NULL'}))", []
-
-
-class IdsIfFew(Aggregate):
-    """The ids of all rows; None when these are more than ``most``, or none."""
-
-    output_field = TextField()
-    template = "CASE WHEN count(*) <= %(most)d THEN %(function)s(%(expressions)s) END"
-    function = "array_agg"
-
-    def __init__(self, most: int) -> None:
-        super().__init__(F("pk"), most=most)
-
-    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
-        return self.as_sql(compiler, connection, function="json_group_array", **extra)
-
-    def convert_value(self, value: Any, expression: Any, connection: Any) -> Any:
-        """Read the ids, which SQLite returns as text."""
-        return json.loads(value) if isinstance(value, str) else value
 
 
 class JsonHas(Func):

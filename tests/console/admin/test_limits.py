@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_delayq import reschedule_message, schedule_messages
+from django_delayq import override_limit, reschedule_message, schedule_messages
 from django_delayq.console.admin import panels
 from django_delayq.console.models import AuditEvent, Rollup
 from django_delayq.models import LimitOverride, Message
@@ -306,9 +306,10 @@ def test_the_list_of_topics_tells_of_an_override_and_leads_to_it(limiter: Client
     assert ">Reset<" not in limiter.get(topics).content.decode()
     limiter.post(override_url(), {"topic": TOPIC, "rate": "5/m", "reason": "so"})
     assert "limit overridden" in text(limiter.get(topics))
+    assert ">Reset<" in limiter.get(topics).content.decode()
     limiter.post(override_url(), {"topic": TOPIC, "limit": "0", "reason": "so"})
     assert "paused" in text(limiter.get(topics))
-    assert ">Reset<" in limiter.get(topics).content.decode()
+    assert ">Resume<" in limiter.get(topics).content.decode()
 
 
 def test_a_change_of_an_override_begins_with_what_holds(limiter: Client) -> None:
@@ -352,6 +353,10 @@ def test_a_rate_is_raised_and_lowered_with_one_click_and_keeps_its_burst(limiter
     assert (row.limit, row.rate, row.burst) == (None, "3/s", 5)
     row = clicked(limiter, "queue mail", "½")
     assert (row.rate, row.burst) == ("90/m", 5)
+    override_limit(queue="mail", burst=1)
+    panels.forget()
+    row = clicked(limiter, "queue mail", "×2")
+    assert (row.rate, row.burst) == ("3/s", 1)
 
 
 def test_the_form_of_one_limit_asks_for_what_it_becomes_only(limiter: Client, declare: Declare) -> None:

@@ -185,7 +185,8 @@ def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypa
     assert tabs(viewer, q="queue:mails") == expected
     assert tabs(viewer, q="queue:mails state:scheduled") == expected
     assert set(tabs(viewer, q="queue:mails state:dead").values()) == {"0"}
-    assert set(tabs(viewer, q="due:x").values()) == {"0"}
+    # A search that is not understood counts nothing.
+    assert set(tabs(viewer, q="due:x").values()) == {""}
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -413,10 +414,9 @@ def test_a_due_message_of_a_paused_queue_says_so_and_why_without_a_statement_mor
         panels.forget()
         with CaptureQueriesContext(connection) as captured:
             html = viewer.get(reverse(samples.LIST)).content.decode()
-        return html, len(asked(captured))
+        # Overrides of limits are kept for a second, whatever page reads them.
+        return html, len([sql for sql in asked(captured) if "limit_override" not in sql])
 
-    # What a process keeps for a while, such as overrides of limits, is read before.
-    look()
     html, number = look()
     assert "dq-state-paused" not in html
     pause_queue("mails", reason="relay <moved>")
@@ -429,7 +429,7 @@ def test_a_due_message_of_a_paused_queue_says_so_and_why_without_a_statement_mor
     assert "overdue by 1\N{NO-BREAK SPACE}m" in row_other
     assert "dq-state-scheduled" in row_later
     # On a phone nothing is under the mouse: the reason stands above the list, too.
-    assert f'relay &lt;moved&gt;</span> <a href="{samples.admin_url("queue_detail", "mails")}">Queue mails</a>' in html
+    assert f'<a href="{samples.admin_url("queue_detail", "mails")}">Queue mails</a> relay &lt;moved&gt;</span>' in html
     resume_queue("mails")
     assert "dq-state-paused" not in look()[0]
 

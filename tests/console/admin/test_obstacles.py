@@ -93,6 +93,28 @@ def test_a_topic_with_a_limit_of_0_is_paused(viewer: Client) -> None:
     assert re.match(rf"2 waiting: topic {TOPIC} is paused, the oldest for .* · by anna · .* ago · “so”", sentence)
 
 
+def test_a_key_that_is_paused_is_told_and_not_the_topic(viewer: Client, declare: Declare) -> None:
+    declare(TOPIC, limit=1)
+    worker()
+    many(1, delay=0, limit_key="acme")
+    override_limit(topic=TOPIC, limit=5, reason="other")
+    with acting_as("user:anna"):
+        override_limit(topic=TOPIC, limit_key="acme", limit=0, reason="so")
+    badge, sentence = only_badge(viewer)
+    assert badge == "paused"
+    assert sentence.startswith(f"1 waiting: topic {TOPIC}, key acme is paused, the oldest for ")
+    assert re.search(r" · by anna · .* ago · “so”$", sentence)
+
+
+def test_a_pause_of_a_topic_is_told_beside_that_of_its_queue(viewer: Client) -> None:
+    worker()
+    many(2, delay=0)
+    override_limit(topic=TOPIC, limit=0, reason="so")
+    pause_queue("default")
+    assert only_badge(viewer)[0] == "queue paused"
+    assert 'dq-state-paused" title="so">paused<' in viewer.get(URL).content.decode()
+
+
 def test_overdue_messages_that_nothing_keeps_are_for_busy_workers(viewer: Client) -> None:
     worker()
     late(*many(2), seconds=600)
