@@ -360,6 +360,21 @@ def test_a_turn_makes_a_limited_number_ready(consumer: Consumer, redis_client: r
     assert redis_client.zcard(places.delayed) == IDS_PER_CALL * 2
 
 
+def test_a_turn_makes_a_limited_number_ready_in_all_queues_together(
+    redis_client: redis.Redis, assembled: Assemble
+) -> None:
+    queues, number = ("high", "low"), IDS_PER_CALL * (Tuning().catch_up + 3)
+    due_tenths = int((time.time() - 5) * SECOND)
+    for queue in queues:
+        redis_client.zadd(
+            keys("delayq", queue).delayed, {str(id_): due_tenths + 100 / RANKS for id_ in range(1, number + 1)}
+        )
+    assembled(4, queues=queues).consumer.run_round()
+    left = sum(redis_client.zcard(keys("delayq", queue).delayed) for queue in queues)
+    # Each queue is asked once; the other calls are shared.
+    assert 2 * number - left <= IDS_PER_CALL * (Tuning().catch_up + 2)
+
+
 def test_a_queue_that_runs_empty_is_still_served() -> None:
     message = schedule_message("t.ok", queue="found")
     queues = QueueFinder(DB)

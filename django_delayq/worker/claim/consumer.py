@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from django.db import Error as DatabaseError
@@ -217,11 +217,12 @@ class Consumer(threading.Thread):
         self.wanted.see()
         self.blocked.begin_round(broker)
         within = self.claim_ahead.reach(quick=self.wanted.are_quick)
-        whole, is_full = Found(), False
+        whole, is_full, calls = Found(), False, iter(range(self.tuning.catch_up))
         for queues in self.queues.in_order():
             room = 0 if is_full else self.blocked.ids_for(self.wanted.messages)
             found = self._serve(broker, queues, room, within)
-            found.goes_on = self._catch_up(broker, found) and self.wanted.is_worth_filling and self.wanted.messages > 0
+            more = self._catch_up(broker, found, calls)
+            found.goes_on = more and self.wanted.is_worth_filling and self.wanted.messages > 0
             whole.add(found)
             if self.blocked.are_most:
                 # Most of the taken messages cannot run here: lower queues need not wait for them.
@@ -261,17 +262,16 @@ class Consumer(threading.Thread):
         if moved:
             report_moves(self.using, moved, self.extensions, self.pool.recorder.sender.send)
 
-    def _catch_up(self, broker: Broker, found: Found) -> bool:
+    def _catch_up(self, broker: Broker, found: Found, calls: Iterator[int]) -> bool:
         """Make further ids ready that fell due together, while the threads are at work.
 
-        Not while another queue has ids and its turn comes next. Return whether a take found ids and left others.
+        ``calls`` are those that are left to the round; none is made while another queue has ids and its turn comes
+        next. Return whether a take found ids and left others.
         """
         more, take_turns = False, self.queues.finder.named is None and not self.pauses.known
         for queue, taken in found.taken.items():
             later = taken
-            for _ in range(self.tuning.catch_up):
-                if not later.behind or (take_turns and later.other_due == 0):
-                    break
+            while later.behind and not (take_turns and later.other_due == 0) and next(calls, None) is not None:
                 later = broker.promote(queue)
             more = more or (queue not in self.pauses.known and taken.left > 0 and bool(taken.tickets or taken.behind))
         return more
