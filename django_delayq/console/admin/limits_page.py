@@ -228,7 +228,8 @@ def _kept(state: LimitState) -> Iterator[tuple[str, Any]]:
         until = row.until and f"{timezone.localtime(row.until):%Y-%m-%dT%H:%M:%S}"
         given = (("limit", row.limit), ("rate", row.rate), ("until", until), ("reason", row.reason))
         yield from ((name, value) for name, value in given if value not in (None, ""))
-    if limit is not None and limit.interval is not None:
+    is_given = row is not None and row.burst is not None
+    if limit is not None and limit.interval is not None and (limit.burst > 1 or is_given):
         yield "burst", limit.burst
 
 

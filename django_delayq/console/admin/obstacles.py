@@ -58,9 +58,10 @@ class DueNow(NamedTuple):
 
 
 class Obstacle(NamedTuple):
-    """Why some messages wait: the cause, the class and text of a badge, a sentence, by whom and why, where to look."""
+    """Why some messages wait: the cause, what it is of, the class and text of a badge, a sentence, by whom, where."""
 
     cause: str
+    what: str
     kind: str
     badge: str
     text: str
@@ -144,8 +145,8 @@ def _obstacle(shown: ReadOnly, now: DueNow, cause: str, what: str, due: list[Due
         number = Capped(sum(each.overdue for each in due), now.more)
         url = shown.list_url(Message, "is:overdue")
     told = text % {"number": number, "what": limit_words(what)}
-    text = _("%(text)s, the oldest for %(age)s") % {"text": told, "age": age}
-    return Obstacle(cause, kind, str(badge), text, note, url)
+    sentence = _("%(text)s, the oldest for %(age)s") % {"text": told, "age": age}
+    return Obstacle(cause, what, kind, str(badge), sentence, note, url)
 
 
 def _summed(now: DueNow, due: list[Due]) -> tuple[Capped, str]:

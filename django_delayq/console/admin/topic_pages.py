@@ -253,7 +253,7 @@ def _row(
         dead=_dead_text(kind, name) if each.now["dead"] else "",
         failing=each.now.failed_share > tuning.failed_share,
         is_still=any(obstacle.stops for obstacle in found),
-        tells_pause=any(obstacle.cause == "paused" for obstacle in found),
+        tells_pause=any((obstacle.cause, obstacle.what) == ("paused", limit) for obstacle in found),
         limit=limit,
         override=facts["overridden"].get(limit),
         limit_url=limits_page.of_limit(facts["override_url"], limit),

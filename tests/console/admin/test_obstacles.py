@@ -115,6 +115,15 @@ def test_a_pause_of_a_topic_is_told_beside_that_of_its_queue(viewer: Client) -> 
     assert 'dq-state-paused" title="so">paused<' in viewer.get(URL).content.decode()
 
 
+def test_a_pause_of_a_queue_by_its_limit_is_told_beside_that_of_a_topic(viewer: Client) -> None:
+    worker()
+    many(2, delay=0)
+    override_limit(topic=TOPIC, limit=0, reason="of the topic")
+    override_limit(queue="default", limit=0, reason="of the queue")
+    page = viewer.get(samples.admin_url("queue_detail", "default")).content.decode()
+    assert 'dq-state-paused" title="of the queue">paused<' in page
+
+
 def test_overdue_messages_that_nothing_keeps_are_for_busy_workers(viewer: Client) -> None:
     worker()
     late(*many(2), seconds=600)
