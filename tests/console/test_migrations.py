@@ -10,26 +10,22 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq.console.models import Rollup
+from tests.support.rows import columns
 
 AT = datetime(2026, 3, 1, 12, 34, tzinfo=UTC)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def columns() -> set[str]:
-    with connection.cursor() as cursor:
-        return {column.name for column in connection.introspection.get_table_description(cursor, "delayq_rollup")}
-
-
 def test_run_times_come_and_go_without_a_change_of_other_counts() -> None:
-    newest = columns()
+    newest = columns("delayq_rollup")
     Rollup.objects.create(at=AT, seconds=60, queue="default", topic="t.a", consumed=3, late_5=3, run_5=3, run_us=9000)
     call_command("migrate", "delayq_console", "0001", verbosity=0)
     try:
-        assert newest - columns() == {*Rollup.RUNTIME, "run_us"}
+        assert newest - columns("delayq_rollup") == {*Rollup.RUNTIME, "run_us"}
     finally:
         call_command("migrate", "delayq_console", verbosity=0)
-    assert columns() == newest
+    assert columns("delayq_rollup") == newest
     assert Rollup.objects.values_list("consumed", "late_5", "run_5", "run_us").get() == (3, 3, 0, 0)
 
 

@@ -10,6 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq.recurring import Schedule, create_schedule, pause_schedule
+from tests.support.rows import columns
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("without_redis")]
 
@@ -20,9 +21,7 @@ def test_the_end_of_a_pause_comes_and_goes_and_schedules_stay() -> None:
     before = cast("dict[str, Any]", Schedule.objects.values().get())
     call_command("migrate", "delayq_recurring", "0001", verbosity=0)
     try:
-        with connection.cursor() as cursor:
-            found = connection.introspection.get_table_description(cursor, "delayq_schedule")
-        assert before.keys() - {column.name for column in found} == {"resumes_at"}
+        assert before.keys() - columns("delayq_schedule") == {"resumes_at"}
     finally:
         with CaptureQueriesContext(connection) as captured:
             call_command("migrate", "delayq_recurring", verbosity=0)

@@ -6,7 +6,7 @@ Bring a message into a state, and read what is there
     ``record_of``: questions to the record; ``in_redis``: questions to Redis, past the broker
     ``limits``: topics with limits, claimed and ended step by step; ``limits_oracle``: judges limits by the log alone
     ``from_sql``: schedule and cancel by the functions of the database
-    ``rows``: rows that a test changes past the guard of their model
+    ``rows``: rows that a test changes past the guard of their model, and the columns of tables
     ``no_handlers``: a process without handlers; ``tuning``: other numbers for the time of a test
     ``referring``: a table of a project's own with a foreign key to messages
 
