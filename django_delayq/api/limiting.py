@@ -8,6 +8,7 @@ from typing import Any
 from django.db import router
 
 from ..core import actors, limits
+from ..core.bounds import LENGTHS
 from ..core.clock import iso
 from ..core.commits import on_commit
 from ..core.durations import Duration
@@ -19,9 +20,6 @@ from ..record import overrides, reads
 from ..record.sql import limit_statements
 from ..record.sql.moves import writing
 from . import pausing
-
-# The column of an override has room for this many characters of a rate.
-LONGEST_RATE = 40
 
 
 def override_limit(
@@ -105,8 +103,8 @@ def override(
         raise InvalidMessage("give a limit, a rate or a burst")
     try:
         limits.override(None, limit, rate or "", burst)
-        if rate and len(rate) > LONGEST_RATE:
-            raise ValueError(f"rate must have at most {LONGEST_RATE} characters")
+        if rate and len(rate) > LENGTHS.rate:
+            raise ValueError(f"rate must have at most {LENGTHS.rate} characters")
     except ValueError as error:
         raise InvalidMessage(str(error)) from error
     row = LimitOverride(name=name, limit=limit, rate=rate or "", burst=burst, reason=validation.reason(reason))

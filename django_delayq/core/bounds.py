@@ -17,6 +17,8 @@ class Lengths(NamedTuple):
     key: int = 200
     # The name of a limit: "topic … key …" with the longest topic and the longest key, and some to spare.
     limit: int = 320
+    # The rate of an override, such as "100/m".
+    rate: int = 40
     # The process, user or command that a row of the log names.
     actor: int = 200
     # A reason, or an error.

@@ -26,6 +26,7 @@ from ..project import conf
 from ..project.console_pages import ConsolePages
 from ..project.validation import FARTHEST
 from . import tokens
+from .exchange import NAME
 from .models import Token
 
 # A token that expires within this time is marked: its program needs a new one.
@@ -72,7 +73,7 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
             if name in _LIMIT:
                 field.validators += [MinValueValidator(1), MaxValueValidator(tokens.MOST_CALLS)]
             elif name == "namespace":
-                field.validators.append(RegexValidator(r"^[-_A-Za-z0-9]+\Z"))
+                field.validators.append(RegexValidator(rf"^{NAME.pattern}\Z"))
             elif name == "expires_at":
                 zone = timezone.get_current_timezone_name()
                 field.help_text = _("In the time zone %(zone)s. Empty: never.") % {"zone": zone}

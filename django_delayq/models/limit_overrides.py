@@ -29,7 +29,7 @@ class LimitOverride(models.Model):
     name = models.CharField(_("name"), max_length=bounds.LENGTHS.limit, unique=True)
     # NULL or empty: as the code declares it. A limit of 0 lets no delivery begin.
     limit = models.PositiveIntegerField(_("limit"), null=True, blank=True)
-    rate = models.CharField(_("rate"), max_length=40, default="", blank=True)
+    rate = models.CharField(_("rate"), max_length=bounds.LENGTHS.rate, default="", blank=True)
     burst = models.PositiveIntegerField(_("burst"), null=True, blank=True)
     since = UTCDateTimeField(_("since"), default=timezone.now)
     # The time at which the override ends by itself; NULL: it lasts until somebody resets the limit.

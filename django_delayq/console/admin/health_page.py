@@ -16,7 +16,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...broker import publisher
-from ...core.actors import display_name
 from ...core.exceptions import BrokerUnavailable
 from ...core.findings import Finding, Level
 from ...core.retention import rules
@@ -204,7 +203,7 @@ class HealthAdmin(Page):
         url = operation_url(self, request, operation) or self.url(Health)
         if running is not None:
             text = _("Restore #%(number)d is under way already, started by %(actor)s: nothing was done.")
-            text %= {"number": running.pk, "actor": display_name(running.started_by)}
+            text %= {"number": running.pk, "actor": running.starter}
             return self.leave(request, url, text, messages.ERROR)
         text, level = _("Restore #%(number)d is queued: a worker begins within seconds."), messages.SUCCESS
         if not stats.alive(self.using, reads.now(self.using)):
@@ -222,7 +221,7 @@ def _ended(text: str, operation: Operation, data: PageData) -> str:
     assert operation.finished_at is not None
     return text % {
         "number": operation.pk,
-        "actor": display_name(operation.started_by),
+        "actor": operation.starter,
         "state": OperationState(operation.state).label,
         "span": span(data.at - operation.finished_at),
         "at": moment(operation.finished_at, "seconds"),

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy
 
 from ...api import limiting
 from ...core import limits
+from ...core.bounds import LENGTHS
 from ...core.exceptions import InvalidMessage
 from ...core.limits import Limit, parts
 from ...core.outcomes import storable
@@ -57,7 +58,10 @@ class OverrideForm(PauseForm):
         help_text=gettext_lazy("0 pauses: nothing begins. Empty: as the code declares it."),
     )
     rate = forms.CharField(
-        label=gettext_lazy("Rate"), required=False, max_length=40, help_text=gettext_lazy("For example 100/m or 5/10s.")
+        label=gettext_lazy("Rate"),
+        required=False,
+        max_length=LENGTHS.rate,
+        help_text=gettext_lazy("For example 100/m or 5/10s."),
     )
     burst = forms.IntegerField(label=gettext_lazy("Burst"), required=False, min_value=1, max_value=limits.MOST)
     reason = ReasonField(gettext_lazy("Written to the audit."))

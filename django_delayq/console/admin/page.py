@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -178,13 +177,18 @@ def chosen(request: HttpRequest, name: str, labels: Mapping[str, Any]) -> str:
 
 def choices(request: HttpRequest, name: str, now: str, labels: Mapping[str, Any]) -> list[SimpleNamespace]:
     """Return what ``delayq_console/choices.html`` shows: a link for each choice."""
-    found = []
-    for choice, label in labels.items():
-        query = request.GET.copy()
-        query.pop("page", None)
-        query[name] = choice
-        found.append(SimpleNamespace(label=str(label), url=f"?{query.urlencode()}", chosen=choice == now))
-    return found
+    return [
+        SimpleNamespace(label=str(label), url=_query(request, name, choice), chosen=choice == now)
+        for choice, label in labels.items()
+    ]
+
+
+def _query(request: HttpRequest, name: str, value: str) -> str:
+    """Return the query string of this page with another value, which leads to the first page of a list."""
+    query = request.GET.copy()
+    query.pop("page", None)
+    query[name] = value
+    return f"?{query.urlencode()}"
 
 
 def matching(request: HttpRequest, names: Iterable[str]) -> list[str]:
@@ -198,7 +202,7 @@ def matching(request: HttpRequest, names: Iterable[str]) -> list[str]:
 def paged(request: HttpRequest, rows: Sequence[T], size: int) -> tuple[list[T], list[SimpleNamespace]]:
     """Return the rows of the page that the address names, and a link to each page where there are several."""
     found = Paginator(rows, size).get_page(request.GET.get("page"))
-    links = page_links(found.paginator, found.number, partial(_page_url, request))
+    links = page_links(found.paginator, found.number, lambda number: _query(request, "page", str(number)))
     return list(found.object_list), links if found.paginator.num_pages > 1 else []
 
 
@@ -208,12 +212,6 @@ def page_links(paginator: Paginator[Any], now: int, url: Callable[[int], str]) -
         SimpleNamespace(label=str(number), url=url(number) if isinstance(number, int) else "", chosen=number == now)
         for number in paginator.get_elided_page_range(now, on_each_side=2, on_ends=1)
     ]
-
-
-def _page_url(request: HttpRequest, number: int) -> str:
-    query = request.GET.copy()
-    query["page"] = str(number)
-    return f"?{query.urlencode()}"
 
 
 class Page(ReadOnly):

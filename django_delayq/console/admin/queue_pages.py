@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ...api import actions, pausing
 from ...broker.base import QueueSize
-from ...core.actors import display_name
 from ...core.exceptions import InvalidMessage
 from ...core.states import State
 from ...inspector import worker_list
@@ -76,7 +75,7 @@ class ResumeForm(SpreadForm):
             return ""
         spread = span(timedelta(seconds=self.under_way.arguments.get("spread") or 0))
         text = _("Operation #%(id)d by %(actor)s spreads the due messages over %(spread)s, then resumes the queue.")
-        return text % {"id": self.under_way.pk, "actor": display_name(self.under_way.started_by), "spread": spread}
+        return text % {"id": self.under_way.pk, "actor": self.under_way.starter, "spread": spread}
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
