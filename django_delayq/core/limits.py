@@ -44,7 +44,7 @@ class Limit:
     def __str__(self) -> str:
         parts = [] if self.count is None else [f"{self.count} at once"]
         if self.interval is not None:
-            parts.append(f"one in {brief(self.interval.total_seconds())}, {self.burst} together")
+            parts.append(f"one in {brief(self.interval.total_seconds())}, burst {self.burst}")
         return "; ".join(parts)
 
 

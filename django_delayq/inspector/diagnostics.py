@@ -396,7 +396,7 @@ def _has_no_worker(line: LimitState, workers: WorkerList) -> bool:
 
 
 def rate_text(limit: Limit) -> str:
-    """Return the rate of a limit as people declare it, e.g. "2 a second, 5 together"; empty without a rate."""
+    """Return the rate of a limit as people declare it, e.g. "2 a second, burst 5"; empty without a rate."""
     if limit.interval is None:
         return ""
     rate = _("one in %(span)s") % {"span": brief(limit.interval.total_seconds())}
@@ -406,7 +406,7 @@ def rate_text(limit: Limit) -> str:
         if number > 1.5 and abs(number - round(number)) < number / 1000:
             rate = text % {"number": f"{round(number):,}"}
             break
-    return _("%(rate)s, %(burst)d together") % {"rate": rate, "burst": limit.burst} if limit.burst > 1 else rate
+    return _("%(rate)s, burst %(burst)d") % {"rate": rate, "burst": limit.burst} if limit.burst > 1 else rate
 
 
 def _rates() -> list[tuple[timedelta, str]]:

@@ -46,7 +46,7 @@ def test_every_handler_is_a_line_of_the_table() -> None:
     ran = run("delayq_check", "handlers")
     assert (ran.code, ran.err) == (0, "")
     retries = "after 10.0 s, × 2 each time, at most 1 h, 10 attempts"
-    limits = "5 at once; one in 1.0 s, 3 together, each key"
+    limits = "5 at once; one in 1.0 s, burst 3, each key"
     rows = [line.split("  ") for line in ran.out.splitlines()]
     assert [" | ".join(cell.strip() for cell in row if cell.strip()) for row in rows] == [
         "TOPIC | FUNCTION | QUEUE | RETRY | TIMEOUT | LEASE | LIMIT | TRANSACTIONAL",
@@ -80,7 +80,7 @@ def test_the_limits_of_queues_are_a_table_of_their_own(settings: Any) -> None:
     rows = [line.split("  ") for line in run("delayq_check", "handlers").out.partition("\n\n")[2].splitlines()]
     assert [" | ".join(cell.strip() for cell in row if cell.strip()) for row in rows] == [
         "QUEUE | LIMIT",
-        "mail | one in 1.0 s, 3 together",
+        "mail | one in 1.0 s, burst 3",
         "reports | 2 at once",
     ]
     assert run("delayq_check", "handlers", "--json").json["queue_limits"] == {

@@ -156,14 +156,14 @@ def test_the_handlers_of_the_guide_to_limits_have_them(run_page: Run, settings: 
     found = {topic: admission.limits_of(topic, "emails", "k") for topic in ("bank.transfer", "mails.send")}
     assert [str(limit) for limits in found.values() for limit in limits.values()] == [
         "5 at once",
-        "5 at once; one in 600 ms, 10 together",
-        "one in 600 ms, 10 together",
-        "5 at once; one in 600 ms, 10 together",
+        "5 at once; one in 600 ms, burst 10",
+        "one in 600 ms, burst 10",
+        "5 at once; one in 600 ms, burst 10",
     ]
     both = admission.limits_of("invoices.send", "invoices", "7")
     assert {name: str(limit) for name, limit in both.items()} == {
         "topic invoices.send key 7": "2 at once",
-        "queue invoices": "one in 600 ms, 1 together",
+        "queue invoices": "one in 600 ms, burst 1",
     }
     invoice = names["send_invoice"].schedule({"customer": 7})
     assert (invoice.queue, invoice.limit_key) == ("invoices", "7")

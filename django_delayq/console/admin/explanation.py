@@ -48,8 +48,8 @@ def universal(at: datetime) -> str:
 
 
 def span(length: timedelta) -> str:
-    """Return a length of time in words; a negative one, from two clocks that differ, counts as zero."""
-    return brief(max(0.0, length.total_seconds()))
+    """Return a length of time in words, which no line breaks; a negative one, from two clocks that differ, is zero."""
+    return brief(max(0.0, length.total_seconds())).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def state_label(state: str | None) -> str:
@@ -99,8 +99,8 @@ def timing(message: Message, now: datetime, kind: str = "") -> str:
 
 
 def unbroken(length: timedelta) -> str:
-    """Return a length of time in words for a list: in whole seconds, at least one, and without a break of the line."""
-    return brief(max(1, round(length.total_seconds()))).replace(".0 s", " s").replace(" ", "\N{NO-BREAK SPACE}")
+    """Return a length of time in words for a list: in whole seconds, at least one."""
+    return span(timedelta(seconds=max(1, round(length.total_seconds())))).replace(".0", "")
 
 
 @dataclass(frozen=True, slots=True)

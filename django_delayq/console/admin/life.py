@@ -67,7 +67,11 @@ def line(message: Message, moves: Sequence[Transition], now: datetime) -> SafeSt
         # A life of one day has the date once.
         _("From %(start)s to %(end)s, to scale") % {"start": since, "end": until.removeprefix(since[:11])},
         [(_KINDS[each.kind][0], (each.start - start) / whole, each.length / whole, each.text) for each in parts],
-        [(fill, f"{name}: {took}") for kind, (fill, name) in _KINDS.items() if (took := span(lengths[kind])) != "0 ms"],
+        [
+            (fill, f"{name}: {span(lengths[kind])}")
+            for kind, (fill, name) in _KINDS.items()
+            if lengths[kind] > timedelta(milliseconds=0.5)
+        ],
     )
 
 

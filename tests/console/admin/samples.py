@@ -172,7 +172,12 @@ def table_rows(html: str) -> list[str]:
 
 def why(client: Client, message: Message) -> str:
     """Return the explanation on the page of a message."""
-    return " ".join(client.get(change_url(message)).context["explanation"])
+    return plain(" ".join(client.get(change_url(message)).context["explanation"]))
+
+
+def plain(told: str) -> str:
+    """Return a text of a page with spaces that may break: times have none."""
+    return told.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def listed(client: Client, **query: Any) -> list[int]:

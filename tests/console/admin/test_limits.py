@@ -82,7 +82,7 @@ def test_the_explanation_tells_the_next_slot_of_a_rate(viewer: Client, declare: 
     declare(TOPIC, rate="60/h", burst=2)
     *_begun, last = in_line(3)
     assert re.search(
-        rf"waits for {LINE} \(60 an hour, 2 together; next slot in ([345]\d\.\d s|60\.0 s|1 m)\)", why(viewer, last)
+        rf"waits for {LINE} \(60 an hour, burst 2; next slot in ([345]\d\.\d s|60\.0 s|1 m)\)", why(viewer, last)
     )
 
 
@@ -237,7 +237,7 @@ def test_the_limits_page_lists_what_runs_and_what_waits_the_longest_lines_first(
     assert shown[:2] == [(f"{LINE} key longer", "1 of 1 run", "1", "3"), (f"{LINE} key k", "1 of 1 run", "1", "2")]
     assert set(shown[2:]) >= {
         (f"{LINE} key runs", "1 of 1 run", "1", "0"),
-        ("queue mail", "60 a minute, 5 together", "0", "0"),
+        ("queue mail", "60 a minute, burst 5", "0", "0"),
     }
     assert re.search(r"Messages wait for 2 limits\. 5 waiting, the oldest for [\d.]+ m?s ", text(answer))
 

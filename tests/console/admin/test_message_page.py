@@ -236,7 +236,7 @@ def test_no_wait_is_negative_whatever_two_clocks_say(viewer: Client) -> None:
     ahead = to_tenths(timezone.now() + timedelta(seconds=5))
     assert transitions.claim(samples.DB, [Ticket(message.pk, ahead)], {samples.TOPIC: 60.0}, samples.WORKER)
     response = page_of(viewer, message)
-    assert response.context["deliveries"][0].waited == "0 ms"
+    assert response.context["deliveries"][0].waited == "0\N{NO-BREAK SPACE}ms"
 
 
 def test_the_timeline_ends_with_the_next_expected_step(viewer: Client, settings: Any) -> None:
@@ -450,7 +450,7 @@ def test_the_life_of_a_message_is_drawn_to_scale(viewer: Client) -> None:
     assert [fill for fill, _width in parts] == ["due", "none"]
     assert parts[0][1] < 2
     assert parts[1][1] > 98
-    assert re.fullmatch(r"until it is due next: (2 d|1 d 23 h.*)", words[1])
+    assert re.fullmatch(r"until it is due next: (2\sd|1\sd\s23\sh.*)", words[1])
     assert "until it is due next" in legend
 
 
@@ -469,7 +469,7 @@ def test_the_life_of_a_message_tells_its_runs_and_those_that_failed(viewer: Clie
     cancel_message(running)
     parts, words, legend = life_of(viewer, running)
     assert [text.partition(",")[0] for text in words if text.startswith("delivery")] == ["delivery 1"]
-    assert re.fullmatch(r"until its lease ends: [\d. ms]+, then delivery 2, unless its worker renews it", words[-1])
+    assert re.fullmatch(r"until its lease ends: [\d.\sms]+, then delivery 2, unless its worker renews it", words[-1])
     assert "until its lease ends" in legend
 
 
