@@ -31,8 +31,8 @@ def logged_in(user: User, *, enforce_csrf_checks: bool = False) -> Client:
 
 
 @pytest.fixture(autouse=True)
-def _forget_panels() -> None:
-    """Drop what the pages of the test before have kept for some seconds."""
+def _forget_panels(overrides_forgotten: None) -> None:
+    """Drop what the pages of the test before have kept for some seconds; the overrides of this one end with it."""
     panels.forget()
 
 

@@ -158,7 +158,7 @@ def test_many_events_have_several_pages(chief: Client, monkeypatch: pytest.Monke
     assert [shown.event.pk for shown in second.context["events"]] == made[:1]
 
 
-def test_users_are_named_alike_on_all_pages(boss: Client, overrides_forgotten: None) -> None:
+def test_users_are_named_alike_on_all_pages(boss: Client) -> None:
     cancelled, dead = samples.scheduled(queue="mail"), samples.dead()
     with actors.acting_as("user:anna"):
         pause_queue("mail", reason="so")

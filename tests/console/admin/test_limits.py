@@ -267,7 +267,7 @@ def test_the_page_without_limits_says_how_to_declare_one(viewer: Client) -> None
 
 
 @pytest.fixture
-def limiter(db: None, overrides_forgotten: None) -> Client:
+def limiter(db: None) -> Client:
     return logged_in(person("lena", "view_message", "override_limit"))
 
 

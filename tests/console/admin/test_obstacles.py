@@ -16,7 +16,7 @@ from tests.support.limits import Declare, claim_limited
 from . import samples
 from .samples import DB, TOPIC, late, many, text, worker
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("overrides_forgotten")]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = samples.admin_url("topics_changelist")
 
