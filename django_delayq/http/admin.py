@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,28 +13,44 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..core import actors
 from ..core.durations import brief
 from ..project import conf
 from ..project.console_pages import ConsolePages
 from ..project.validation import FARTHEST
-from . import tokens
+from . import jobs, tokens, views
 from .exchange import NAME
 from .models import Token
 
-# A token that expires within this time is marked: its program needs a new one.
-SOON = timedelta(days=14)
-# A token that was not used for this time is marked: nobody may need it. The text of the filter says so too.
-IDLE = timedelta(days=30)
+# A token that expires within this time is marked: its program needs a new one. The texts say so too.
+SOON = timedelta(days=7)
+# A token that was not used for this time is marked: nobody may need it. The texts say so too.
+IDLE = timedelta(days=90)
+# A token that has expired and was used within this time is missed by a program.
+MISSED = timedelta(days=1)
+# The lives that the form of a new token offers (days), and the one that is chosen until somebody chooses another.
+LIVES, USUAL_LIFE = (7, 30, 90, 365), 90
+# Where ``delayq_http`` listens by default: for a project whose addresses have no door.
+BY_ITSELF = "http://127.0.0.1:7777/"
 # What is changed once a token is made.
 _LIMIT = ("reads", "writes", "interval")
+_NEW = ("namespace", "description", "rights", "lasts", "expires_at", *_LIMIT)
+
+
+def _lives() -> Iterator[tuple[str, str]]:
+    """Yield the choices of how long a token lasts."""
+    for days in LIVES:
+        day = timezone.localdate() + timedelta(days=days)
+        yield str(days), _("in %(days)d days, on %(day)s") % {"days": days, "day": day.isoformat()}
+    yield "never", _("never")
 
 
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -52,8 +68,9 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
         initial=["publish", "consume"],
         widget=forms.CheckboxSelectMultiple,
     )
+    lasts = forms.ChoiceField(label=gettext_lazy("Expires"), choices=_lives, initial=str(USUAL_LIFE))
     expires_at = forms.DateTimeField(
-        label=gettext_lazy("Expires at"),
+        label=gettext_lazy("Or at"),
         required=False,
         widget=forms.DateTimeInput({"type": "datetime-local"}),
     )
@@ -62,6 +79,10 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
         model = Token
         fields: ClassVar = ["namespace", "description", "rights", "expires_at", *_LIMIT]
         help_texts: ClassVar = {
+            "namespace": gettext_lazy(
+                "The token is for the queues whose names begin with it: those of shop are shop.orders and the like."
+            ),
+            "description": gettext_lazy("Which program uses it, and who looks after that program."),
             "reads": gettext_lazy("The most calls that take jobs in an interval. Empty: any number."),
             "writes": gettext_lazy("The most calls that publish jobs in an interval. Empty: any number."),
             "interval": gettext_lazy("Empty: a second. Without Redis each process counts for itself."),
@@ -76,8 +97,8 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
                 field.validators.append(RegexValidator(rf"^{NAME.pattern}\Z"))
             elif name == "expires_at":
                 zone = timezone.get_current_timezone_name()
-                field.help_text = _("In the time zone %(zone)s. Empty: never.") % {"zone": zone}
-            field.required = name in ("namespace", "rights")
+                field.help_text = _("In the time zone %(zone)s. Empty: as chosen above.") % {"zone": zone}
+            field.required = name in ("namespace", "rights", "lasts")
 
     def clean_rights(self) -> str:
         return ",".join(self.cleaned_data["rights"])
@@ -93,11 +114,17 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean_interval(self) -> int:
         return self.cleaned_data["interval"] or 1
 
+    def clean(self) -> None:
+        """Let a token last as long as was chosen, unless a time is given."""
+        lasts = self.cleaned_data.get("lasts", "never")
+        if lasts != "never" and not self.cleaned_data.get("expires_at"):
+            self.cleaned_data["expires_at"] = timezone.now() + timedelta(days=int(lasts))
+
 
 class StateFilter(admin.SimpleListFilter):
     """Finds the tokens that are good, those that end, and those that nobody may need."""
 
-    title = gettext_lazy("state")
+    title = gettext_lazy("State")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -116,8 +143,9 @@ def _states() -> dict[str, tuple[str, Q]]:
         "live": (_("valid"), ~is_over),
         "soon": (_("expires soon"), Q(expires_at__lte=now + SOON) & ~is_over),
         "expired": (_("expired"), is_over),
+        "missed": (_("expired but in use"), is_over & Q(used_at__gt=F("expires_at"), used_at__gte=now - MISSED)),
         "unused": (_("never used"), Q(used_at=None)),
-        "idle": (_("unused for 30 days"), is_idle | Q(used_at=None, created_at__lte=now - IDLE)),
+        "idle": (_("unused for 90 days"), is_idle | Q(used_at=None, created_at__lte=now - IDLE)),
     }
 
 
@@ -151,6 +179,7 @@ class TokenAdmin(ConsolePages):
         may_change, may_delete = self.has_change_permission(request), self.has_delete_permission(request)
         return {
             "rows": _rows(found, frame["audited"]),
+            "verdict": _verdict(self.get_queryset(request)),
             "may_change": may_change,
             "may_delete": may_delete,
             "may_act": may_change or may_delete,
@@ -158,11 +187,11 @@ class TokenAdmin(ConsolePages):
         }
 
     def get_fields(self, request: HttpRequest, obj: Token | None = None) -> Any:
-        return TokenForm.Meta.fields if obj is None else _LIMIT
+        return _NEW if obj is None else _LIMIT
 
     def get_readonly_fields(self, request: HttpRequest, obj: Token | None = None) -> tuple[str, ...]:
         """Return the fields that the form has by itself, if it shall not have them."""
-        return () if obj is None else ("rights", "expires_at")
+        return () if obj is None else ("rights", "lasts", "expires_at")
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Return what the address gives, such as that of another token."""
@@ -197,6 +226,8 @@ class TokenAdmin(ConsolePages):
     def response_add(self, request: HttpRequest, obj: Token, post_url_continue: str | None = None) -> HttpResponse:
         """Show the new token. No cookie, no session and no address gets it."""
         shown = {"opts": self.opts, **_of_one(obj), "text": vars(obj)["text"]}
+        queue = jobs.some_queue(obj.namespace)
+        shown |= {"curl": _curl(request, obj, shown["text"], queue), "queue": queue}
         return TemplateResponse(request, "delayq_http/made.html", self.admin_site.each_context(request) | shown)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
@@ -206,6 +237,55 @@ class TokenAdmin(ConsolePages):
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:
         for token in queryset:
             self.delete_model(request, token)
+
+
+def _verdict(found: QuerySet[Token]) -> SimpleNamespace | None:
+    """Return the sentence at the top of the list, and the button for what wants attention first."""
+    have: dict[str, int] = found.aggregate(
+        every=Count("pk"), **{name: Count("pk", filter=where) for name, (_label, where) in _states().items()}
+    )
+    if not have["every"]:
+        return None
+    told = [
+        _told(name, have[name]) for name in ("live", "missed", "soon", "unused", "idle") if have[name] or name == "live"
+    ]
+    wanting = {
+        "missed": ("dq-critical", _("See what expired")),
+        "soon": ("dq-warn", _("See what ends")),
+        "idle": ("dq-info", _("See the unused")),
+    }
+    first = next((name for name in wanting if have[name]), "")
+    kind, label = wanting.get(first, ("dq-ok", ""))
+    return SimpleNamespace(kind=kind, text=f"{', '.join(told)}.", label=label, url=first and f"?state={first}")
+
+
+def _told(name: str, number: int) -> str:
+    """Return in words how many tokens are in a state."""
+    texts = {
+        "live": ngettext_lazy("%(count)d token works", "%(count)d tokens work", "count"),
+        "missed": ngettext_lazy(
+            "%(count)d has expired, but a program uses it", "%(count)d have expired, but programs use them", "count"
+        ),
+        "soon": ngettext_lazy("%(count)d ends within a week", "%(count)d end within a week", "count"),
+        "unused": ngettext_lazy("%(count)d was never used", "%(count)d were never used", "count"),
+        "idle": ngettext_lazy("%(count)d is unused for 90 days", "%(count)d are unused for 90 days", "count"),
+    }
+    return str(texts[name] % {"count": number})
+
+
+def _curl(request: HttpRequest, token: Token, text: str, queue: str) -> str:
+    """Return a command that makes a call with a token."""
+    path, rest = f"api/{token.namespace}/{queue or 'QUEUE'}", ""
+    if token.may("publish"):
+        rest = """ -X PUT -d '{"hello": "world"}'"""
+    elif not token.may("consume"):
+        path = "info"
+    try:
+        url = request.build_absolute_uri(reverse(views.door, kwargs={"path": path}))
+    except NoReverseMatch:
+        url = BY_ITSELF + path
+    query = f"?namespace={token.namespace}" if path == "info" else ""
+    return f'curl -H "X-Token: {text}" "{url}{query}"{rest}'
 
 
 def _rows(found: Iterable[Token], audited: Any = None) -> list[SimpleNamespace]:

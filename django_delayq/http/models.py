@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
+from django.utils.text import get_text_list
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-# The rights in words.
-RIGHTS = {"publish": _("publish"), "consume": _("consume"), "manage": _("manage")}
+# The rights, as they stand before "the queues of".
+RIGHTS = {"publish": _("publish to"), "consume": _("consume from"), "manage": _("manage")}
 
 
 class Token(models.Model):
@@ -51,13 +52,18 @@ class Token(models.Model):
         parts = [f"{number} {name}" for name, number in most.items() if number is not None]
         return f"{', '.join(parts)} in {self.interval} s" if parts else ""
 
+    def may(self, right: str) -> bool:
+        """Return whether the token has a right."""
+        return right in self.rights.split(",")
+
     @property
     def rights_in_words(self) -> str:
-        """The rights in the language of the reader."""
-        rights = self.rights.split(",")
-        if RIGHTS.keys() == set(rights):
-            return gettext("all")
-        return ", ".join(str(RIGHTS.get(right, right)) for right in rights)
+        """What the token may do, in the language of the reader."""
+        verbs = [str(text) for right, text in RIGHTS.items() if self.may(right)]
+        if len(verbs) == len(RIGHTS):
+            return gettext("all rights to the queues of %(namespace)s") % {"namespace": self.namespace}
+        told = {"verbs": get_text_list(verbs, gettext("and")), "namespace": self.namespace}
+        return gettext("%(verbs)s the queues of %(namespace)s") % told
 
     @property
     def limits_in_words(self) -> str:

@@ -119,7 +119,7 @@ def check(namespace: str, given: str, right: str) -> Token:
     if token is None or token.namespace != namespace or not hmac.compare_digest(token.digest, digest):
         raise RequestRefused(401, "invalid token")
     refuse_if(token.expires_at is not None and token.expires_at <= timezone.now(), "invalid token", 401)
-    refuse_if(right not in token.rights.split(","), f"the token has no right to {right}", 403)
+    refuse_if(not token.may(right), f"the token has no right to {right}", 403)
     return token
 
 

@@ -21,14 +21,17 @@ def test_a_token_is_made_copied_limited_and_revoked(open_page: Open) -> None:
     tour = Tour(open_page(permissions=["clipboard-read"]))
     page = tour.page
     tour.visit("tokens-empty", LIST, dark=False)
-    page.get_by_role("link", name="Make a token…").click()
+    page.get_by_role("link", name="Make the first token…").click()
     page.get_by_label("Namespace:").fill("shop")
     page.get_by_label("Description:").fill("the Go service")
     tour.look("token-add")
     page.get_by_role("button", name="Make the token").click()
-    page.get_by_role("button", name="Copy").click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre").inner_text().strip()
+    for place in (0, 1):
+        shown = page.locator("pre").nth(place).inner_text().strip()
+        page.get_by_role("button", name="Copy", exact=True).nth(place).click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == shown
+        expect(page.get_by_role("button", name="Copied")).to_be_hidden()
     tour.look("token-made")
     page.get_by_role("link", name="I have copied it").click()
     row = page.get_by_role("row").filter(has_text="the Go service")
@@ -41,7 +44,7 @@ def test_a_token_is_made_copied_limited_and_revoked(open_page: Open) -> None:
     row.get_by_role("link", name="Revoke…").click()
     tour.look("token-revoke")
     page.get_by_role("button", name="Revoke").click()
-    expect(page.locator("#content-main")).to_contain_text("There are no tokens")
+    expect(page.locator("#content-main")).to_contain_text("No program gets in by HTTP yet")
     tour.end()
 
 

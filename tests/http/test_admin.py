@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import re
+import shlex
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.apps import apps
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import reverse
+from django.urls import include, path, reverse
 from django.utils import timezone
 
 from django_delayq.http import tokens
@@ -21,9 +23,19 @@ from tests.http.conftest import Wire
 
 pytestmark = pytest.mark.django_db
 
+# The admin and the door, for the tests that want both.
+urlpatterns = [path("admin/", admin.site.urls), path("", include("django_delayq.http.urls"))]
+
 LIST = "admin:delayq_http_token_changelist"
 ADD = "admin:delayq_http_token_add"
-FORM = {"namespace": "ns1", "rights": ["publish", "consume"], "description": "Go", "reads": "5", "interval": "3600"}
+FORM = {
+    "namespace": "ns1",
+    "rights": ["publish", "consume"],
+    "description": "Go",
+    "reads": "5",
+    "interval": "3600",
+    "lasts": "never",
+}
 
 
 def client_with(*permissions: str, name: str = "anna") -> Client:
@@ -141,8 +153,8 @@ def test_the_list_is_a_page_of_the_console_with_a_button_for_what_is_allowed(chi
     shown = text(chief.get(reverse(LIST)))
     assert 'class="dq-nav"' in shown
     told = samples.without_tags(shown)
-    row = "ns1 valid never expires never used publish, consume 100 reads in 10 s"
-    for words in (f"{token.beginning}… the Go service", row):
+    row = "publish to and consume from the queues of ns1 valid never expires never used 100 reads in 10 s"
+    for words in (f"the Go service {token.beginning}…", row):
         assert words in told
     urls = {reverse(ADD), page(token), page(token, "delete")}
     assert {url for url in urls if f'"{url}"' in shown} == urls
@@ -155,7 +167,7 @@ def test_the_list_begins_with_what_expires_and_marks_it(chief: Client) -> None:
     for days in (None, 30, 3, -1):
         tokens.make(f"ns{days}", lasts=None if days is None else timedelta(days=days, minutes=1))
     told = " ".join(samples.table_rows(text(chief.get(reverse(LIST)))))
-    assert re.findall(r"ns(?:-?\d+|None)", told) == ["ns-1", "ns3", "ns30", "nsNone"]
+    assert re.findall(r"of (ns(?:-?\d+|None))", told) == ["ns-1", "ns3", "ns30", "nsNone"]
     assert len(re.findall("expired", told)) == 1
     assert re.findall(r"expires in \d+ \w+", told) == ["expires in 3 d"]
     assert "No tokens match." in text(chief.get(reverse(LIST), {"q": "nobody"}))
@@ -177,12 +189,12 @@ def listed(client: Client, query: str = "") -> list[str]:
 
 @pytest.mark.console
 def test_the_list_tells_when_tokens_were_used_and_sorts_by_it(chief: Client) -> None:
-    for name, ago in (("now", {"seconds": 9}), ("lately", {"minutes": 7}), ("ago", {"days": 40})):
+    for name, ago in (("now", {"seconds": 9}), ("lately", {"minutes": 7}), ("ago", {"days": 100})):
         used(f"ns-{name}", **ago)
     used("ns-never")
     shown = text(chief.get(reverse(LIST)))
     rows = samples.table_rows(shown)
-    for name, told in (("now", "just now"), ("lately", "7 m ago"), ("ago", "40 d ago"), ("never", "never used")):
+    for name, told in (("now", "just now"), ("lately", "7 m ago"), ("ago", "100 d ago"), ("never", "never used")):
         assert [told in row for row in rows if f"ns-{name}" in row] == [True]
     (order,) = re.findall(r'<a href="([^"]+)">Last used</a>', shown)
     assert listed(chief, order) == ["ns-never", "ns-ago", "ns-lately", "ns-now"]
@@ -195,7 +207,7 @@ def test_the_list_tells_when_tokens_were_used_and_sorts_by_it(chief: Client) -> 
 @pytest.mark.console
 def test_the_list_is_filtered_by_state_and_counts_each(chief: Client) -> None:
     used("ns-now", seconds=9)
-    used("ns-ago", days=40)
+    used("ns-ago", days=100)
     used("ns-never")
     for days in (3, -1):
         tokens.make(f"ns-{'soon' if days > 0 else 'over'}", lasts=timedelta(days=days))
@@ -204,8 +216,9 @@ def test_the_list_is_filtered_by_state_and_counts_each(chief: Client) -> None:
         "valid (4)": ["ns-soon", "ns-ago", "ns-never", "ns-now"],
         "expires soon (1)": ["ns-soon"],
         "expired (1)": ["ns-over"],
+        "expired but in use (0)": [],
         "never used (3)": ["ns-over", "ns-soon", "ns-never"],
-        "unused for 30 days (1)": ["ns-ago"],
+        "unused for 90 days (1)": ["ns-ago"],
     }
 
 
@@ -223,9 +236,9 @@ def test_a_token_that_ends_is_renewed_in_a_form_that_is_filled(chief: Client) ->
 
 @pytest.mark.console
 def test_who_revokes_is_told_that_the_token_is_used(chief: Client) -> None:
-    told = [text(chief.get(page(used("ns1", **ago), "delete"))) for ago in ({"hours": 3}, {"days": 40})]
+    told = [text(chief.get(page(used("ns1", **ago), "delete"))) for ago in ({"hours": 3}, {"days": 100})]
     assert ["A program uses it: last used 3 h ago." in shown for shown in told] == [True, False]
-    assert "40 d ago" in told[1]
+    assert "100 d ago" in told[1]
 
 
 @pytest.mark.console
@@ -256,10 +269,10 @@ def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
     boss.force_login(User.objects.get(username="boss"))
     assert "anna" in " ".join(samples.table_rows(text(boss.get(reverse(LIST)))))
     # Its navigation has the audit, too.
-    links = [re.findall(f'href="({audit}[?][^"]+)"', text(boss.get(address))) for address in addresses]
-    (told,) = (text(boss.get(html.unescape(url))) for url in links[1])
-    assert [len(found) for found in links] == [1, 1]
-    assert f"{Token.objects.get()}" in told
+    for address in addresses:
+        links = re.findall(f'href="({audit}[?]q=[^"]+)"', text(boss.get(address)))
+        assert links
+        assert all(f"{Token.objects.get()}" in text(boss.get(html.unescape(url))) for url in links)
 
 
 class MessagesElsewhere:
@@ -286,6 +299,75 @@ def test_the_audit_of_a_token_is_where_messages_are(chief: Client, settings: Any
 def test_a_list_without_tokens_says_what_to_do(chief: Client) -> None:
     shown = text(chief.get(reverse(LIST)))
     assert reverse(ADD) in shown
+
+
+@pytest.mark.console
+def test_a_list_without_tokens_says_what_they_are_for(chief: Client) -> None:
+    shown = samples.without_tags(text(chief.get(reverse(LIST))))
+    assert "No program gets in by HTTP yet Make the first token…" in shown
+    assert "curl -X PUT" in shown
+
+
+def verdict(client: Client) -> tuple[str, list[str]]:
+    """Return the sentence at the top of the list, and the namespaces to which its button leads."""
+    shown = text(client.get(reverse(LIST)))
+    ((told, url),) = re.findall(
+        r'<li class="dq-thing [\w-]+">\s*<div><b>(.*?)</b>.*?(?:href="([^"]*)".*?)?</li>', shown, re.DOTALL
+    )
+    return told, listed(client, url) if url else []
+
+
+@pytest.mark.console
+def test_the_list_begins_with_how_many_work_and_leads_to_what_wants_attention(chief: Client) -> None:
+    used("ns-now", seconds=9)
+    assert verdict(chief) == ("1 token works.", [])
+    used("ns-ago", days=100)
+    assert verdict(chief) == ("2 tokens work, 1 is unused for 90 days.", ["ns-ago"])
+    tokens.make("ns-soon", lasts=timedelta(days=3))
+    attention = "3 tokens work, 1 ends within a week, 1 was never used, 1 is unused for 90 days."
+    assert verdict(chief) == (attention, ["ns-soon"])
+    Token.objects.filter(pk=used("ns-over", hours=1).pk).update(expires_at=timezone.now() - timedelta(hours=2))
+    assert verdict(chief) == (
+        f"3 tokens work, 1 has expired, but a program uses it, {attention.removeprefix('3 tokens work, ')}",
+        ["ns-over"],
+    )
+
+
+def test_a_new_token_expires_unless_somebody_chooses_never(chief: Client) -> None:
+    offered = re.findall(r'<option value="(\w+)"( selected)?>([^<]+)</option>', text(chief.get(reverse(ADD))))
+    assert [(value, bool(chosen)) for value, chosen, _label in offered] == [
+        *(("7", False), ("30", False), ("90", True), ("365", False), ("never", False))
+    ]
+    day = timezone.localdate() + timedelta(days=90)
+    assert [label for _value, chosen, label in offered if chosen] == [f"in 90 days, on {day}"]
+    assert "errorlist" in text(chief.post(reverse(ADD), {**FORM, "lasts": ""}))
+    for lasts in ("90", "never"):
+        chief.post(reverse(ADD), {**FORM, "lasts": lasts})
+    until, never = Token.objects.order_by("pk").values_list("expires_at", flat=True)
+    assert never is None
+    assert until is not None
+    assert timedelta(days=89) < until - timezone.now() <= timedelta(days=90)
+
+
+@pytest.mark.parametrize("rights", ["publish", "consume", "manage"])
+@pytest.mark.parametrize("namespace", ["ns1", "nobody"])
+def test_a_new_token_comes_with_a_command_that_uses_it(
+    wire: Wire, chief: Client, settings: Any, namespace: str, rights: str
+) -> None:
+    settings.ROOT_URLCONF = __name__
+    made = text(chief.post(reverse(ADD), {**FORM, "namespace": namespace, "rights": [rights]}))
+    (command,) = re.findall(r"<pre>(curl .*?)</pre>", made)
+    words = shlex.split(html.unescape(command))
+    if namespace == "nobody" and rights != "manage":
+        assert words[3] == "http://testserver/api/nobody/QUEUE"
+        assert "in the place of QUEUE" in made
+        return
+    token, method = words[2].removeprefix("X-Token: "), "PUT" if "PUT" in words else "GET"
+    status, _content = wire(method, words[3].removeprefix("http://testserver"), words[-1].encode(), X_Token=token)
+    # Nothing is there to be taken.
+    assert status == {"publish": 201, "consume": 404, "manage": 200}[rights]
+    settings.ROOT_URLCONF = "testproject.urls"
+    assert "http://127.0.0.1:7777/" in text(chief.post(reverse(ADD), {**FORM, "rights": [rights]}))
 
 
 @pytest.mark.console
