@@ -19,7 +19,7 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..core import actors
 from ..core.durations import brief
@@ -141,7 +141,7 @@ def _states() -> dict[str, tuple[str, Q]]:
     is_over, is_idle = Q(expires_at__lte=now), Q(used_at__lte=now - IDLE)
     return {
         "live": (_("valid"), ~is_over),
-        "soon": (_("expires soon"), Q(expires_at__lte=now + SOON) & ~is_over),
+        "soon": (_("expires within a week"), Q(expires_at__lte=now + SOON) & ~is_over),
         "expired": (_("expired"), is_over),
         "missed": (_("expired but in use"), is_over & Q(used_at__gt=F("expires_at"), used_at__gte=now - MISSED)),
         "unused": (_("never used"), Q(used_at=None)),
@@ -241,14 +241,12 @@ class TokenAdmin(ConsolePages):
 
 def _verdict(found: QuerySet[Token]) -> SimpleNamespace | None:
     """Return the sentence at the top of the list, and the button for what wants attention first."""
+    states = _states()
     have: dict[str, int] = found.aggregate(
-        every=Count("pk"), **{name: Count("pk", filter=where) for name, (_label, where) in _states().items()}
+        every=Count("pk"), **{name: Count("pk", filter=where) for name, (_label, where) in states.items()}
     )
     if not have["every"]:
         return None
-    told = [
-        _told(name, have[name]) for name in ("live", "missed", "soon", "unused", "idle") if have[name] or name == "live"
-    ]
     wanting = {
         "missed": ("dq-critical", _("See what expired")),
         "soon": ("dq-warn", _("See what ends")),
@@ -256,21 +254,9 @@ def _verdict(found: QuerySet[Token]) -> SimpleNamespace | None:
     }
     first = next((name for name in wanting if have[name]), "")
     kind, label = wanting.get(first, ("dq-ok", ""))
-    return SimpleNamespace(kind=kind, text=f"{', '.join(told)}.", label=label, url=first and f"?state={first}")
-
-
-def _told(name: str, number: int) -> str:
-    """Return in words how many tokens are in a state."""
-    texts = {
-        "live": ngettext_lazy("%(count)d token works", "%(count)d tokens work", "count"),
-        "missed": ngettext_lazy(
-            "%(count)d has expired, but a program uses it", "%(count)d have expired, but programs use them", "count"
-        ),
-        "soon": ngettext_lazy("%(count)d ends within a week", "%(count)d end within a week", "count"),
-        "unused": ngettext_lazy("%(count)d was never used", "%(count)d were never used", "count"),
-        "idle": ngettext_lazy("%(count)d is unused for 90 days", "%(count)d are unused for 90 days", "count"),
-    }
-    return str(texts[name] % {"count": number})
+    text = ngettext("%(count)d token works.", "%(count)d tokens work.", have["live"]) % {"count": have["live"]}
+    told = ", ".join(f"{have[name]} {states[name][0]}" for name in (*wanting, "unused") if have[name])
+    return SimpleNamespace(kind=kind, text=f"{text} {told}", label=label, url=first and f"?state={first}")
 
 
 def _curl(request: HttpRequest, token: Token, text: str, queue: str) -> str:

@@ -214,7 +214,7 @@ def test_the_list_is_filtered_by_state_and_counts_each(chief: Client) -> None:
     chips = re.findall(r'<a class="dq-chip" href="(\?state=[^"]*)"[^>]*>([^<]*)</a>', text(chief.get(reverse(LIST))))
     assert {label: listed(chief, url) for url, label in chips} == {
         "valid (4)": ["ns-soon", "ns-ago", "ns-never", "ns-now"],
-        "expires soon (1)": ["ns-soon"],
+        "expires within a week (1)": ["ns-soon"],
         "expired (1)": ["ns-over"],
         "expired but in use (0)": [],
         "never used (3)": ["ns-over", "ns-soon", "ns-never"],
@@ -320,17 +320,14 @@ def verdict(client: Client) -> tuple[str, list[str]]:
 @pytest.mark.console
 def test_the_list_begins_with_how_many_work_and_leads_to_what_wants_attention(chief: Client) -> None:
     used("ns-now", seconds=9)
-    assert verdict(chief) == ("1 token works.", [])
+    assert verdict(chief) == ("1 token works. ", [])
     used("ns-ago", days=100)
-    assert verdict(chief) == ("2 tokens work, 1 is unused for 90 days.", ["ns-ago"])
+    assert verdict(chief) == ("2 tokens work. 1 unused for 90 days", ["ns-ago"])
     tokens.make("ns-soon", lasts=timedelta(days=3))
-    attention = "3 tokens work, 1 ends within a week, 1 was never used, 1 is unused for 90 days."
-    assert verdict(chief) == (attention, ["ns-soon"])
+    attention = "1 expires within a week, 1 unused for 90 days, 1 never used"
+    assert verdict(chief) == (f"3 tokens work. {attention}", ["ns-soon"])
     Token.objects.filter(pk=used("ns-over", hours=1).pk).update(expires_at=timezone.now() - timedelta(hours=2))
-    assert verdict(chief) == (
-        f"3 tokens work, 1 has expired, but a program uses it, {attention.removeprefix('3 tokens work, ')}",
-        ["ns-over"],
-    )
+    assert verdict(chief) == (f"3 tokens work. 1 expired but in use, {attention}", ["ns-over"])
 
 
 def test_a_new_token_expires_unless_somebody_chooses_never(chief: Client) -> None:
