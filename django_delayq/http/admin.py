@@ -19,7 +19,7 @@ from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ..core import actors
 from ..core.durations import brief
@@ -50,7 +50,7 @@ def _lives() -> Iterator[tuple[str, str]]:
     for days in LIVES:
         day = timezone.localdate() + timedelta(days=days)
         yield str(days), _("in %(days)d days, on %(day)s") % {"days": days, "day": day.isoformat()}
-    yield "never", _("never")
+    yield "never", pgettext("expires", "never")
 
 
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]

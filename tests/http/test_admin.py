@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,11 @@ from django.utils import timezone
 from django_delayq.http import tokens
 from django_delayq.http.models import Token
 from tests.console.admin import samples
+from tests.console.conftest import timed
 from tests.http.conftest import Wire
+
+# A fixture of the tests of the console.
+__all__ = ["timed"]
 
 pytestmark = pytest.mark.django_db
 
@@ -258,7 +263,8 @@ def test_ticked_tokens_are_revoked_after_a_question(chief: Client) -> None:
 
 
 @pytest.mark.console
-def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
+def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client, timed: Callable[[int], None]) -> None:
+    timed(60_000)
     chief.post(reverse(ADD), FORM)
     addresses = (reverse(LIST), page(Token.objects.get()))
     audit = reverse("admin:delayq_console_auditevent_changelist")
