@@ -47,6 +47,6 @@ class Queue(models.Model):
         return self.name
 
 
-def in_paused_queue(using: str) -> Q:
-    """Return the condition that the queue of a message is paused."""
+def in_paused_queue(using: str | None = None) -> Q:
+    """Return the condition that the queue of a message is paused. Without ``using`` it goes for any database."""
     return Q(queue__in=Queue.objects.using(using).filter(Queue.PAUSED).values("name"))

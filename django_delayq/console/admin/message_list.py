@@ -160,7 +160,7 @@ class MessageList(ChangeList):
     def tab_count(self, tab: search_box.Tab) -> Capped:
         """Return how many messages of a tab match the search box."""
         states = tab.states & self.asked.box.states
-        if tab.name in ("overdue", "limited"):
+        if tab.name in listing.PARTS:
             return self.counts[tab.name] if states else Capped(0)
         found = total(self.counts[state] for state in states)
         return Capped(min(found.count, tuning.counted), found.more or found.count > tuning.counted)

@@ -11,9 +11,9 @@ from typing import Any
 from django.db.models import BooleanField, Case, F, Func, IntegerField, JSONField, Q, When
 from django.db.models.lookups import LessThanOrEqual
 
-from ...core import bounds
-from ...core.limits import parts
+from ...core import bounds, limits
 from ...core.states import FINAL, State
+from ...models.queue import in_paused_queue
 from ...project import pulled
 from ...record import admission
 from ...record.sql.expressions import UnderLimits
@@ -48,7 +48,7 @@ class _WaitsForLimit(UnderLimits):
                 each
                 for each in admission.full_lately(using)
                 if (each == self._name if self._whole else each.startswith(self._name)) != self._other
-                and (not self._other or parts(each)[0] == "topic")
+                and (not self._other or limits.parts(each)[0] == "topic")
             ]
         return self._found[using]
 
@@ -59,9 +59,16 @@ def limited(now: datetime, name: str = "", *, whole: bool = False) -> Q:
     return waits & ~Q(_WaitsForLimit(name, whole=whole, other=True)) if name else waits
 
 
-def overdue(now: datetime) -> Q:
-    """Return the condition that a scheduled message is overdue, and waits neither for a limit nor for a program."""
-    return Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False)) & ~pulled.rows()
+def parts(now: datetime) -> dict[str, Q]:
+    """Return the conditions of the parts of the scheduled messages that searches and tabs name."""
+    is_limited = limited(now)
+    is_late = Q(due_at__lt=now - bounds.OVERDUE_AFTER) & ~Q(_WaitsForLimit("", whole=False)) & ~pulled.rows()
+    return {
+        "overdue": is_late & ~in_paused_queue(),
+        "paused": Q(due_at__lte=now) & in_paused_queue() & ~is_limited,
+        "limited": is_limited,
+        "retrying": Q(attempts__gt=0),
+    }
 
 
 def of_states(states: frozenset[State]) -> Q:

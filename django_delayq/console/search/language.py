@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -17,8 +17,9 @@ from operator import or_
 
 from django.db.models import Q
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from ...core import bounds
+from ...core import bounds, names
 from ...core.durations import brief, seconds
 from ...core.outcomes import storable
 from ...core.states import FINAL, LIVE, State
@@ -28,7 +29,7 @@ from ..console_tuning import timeouts, tuning
 from ..statements import in_time
 from ..statements.portable_console import Scalar
 from . import periods
-from .conditions import ALL_STATES, NOTHING, SCHEDULED, JsonHas, OfOperation, limited, of_states, overdue
+from .conditions import ALL_STATES, NOTHING, SCHEDULED, JsonHas, OfOperation, limited, of_states, parts
 from .mentions import Shown, holders
 from .texts import exact_error_text, quoted, term_text
 
@@ -79,6 +80,8 @@ class Term:
     range_column: str = ""
     # True when a partial index holds all rows that can match.
     has_partial_index: bool = False
+    # True when all queues with matches are paused, False when none is.
+    in_paused: bool | None = None
     # A value that was given without a name, so that it may be a key or a topic.
     key_or_topic: str | None = None
     # A number that was given without a name, so that it may be an id, or stand in keys and payloads.
@@ -291,28 +294,44 @@ def _worker(name: str, value: Value, now: datetime) -> Term:
 
 
 def _state(name: str, value: Value, now: datetime) -> Term:
-    names = value.text.lower().split(",")
-    if not all(n in State.values for n in names):
-        raise _Problem(_("not a state. Write one of %(states)s.") % {"states": ", ".join(State.values)})
-    states = [state for state in State if state.value in names]
+    given = value.text.lower().split(",")
+    if not set(given) <= set(State.values):
+        text = _("not a state. Write one of %(states)s.") % {"states": ", ".join(State.values)}
+        raise _Problem(text + _meant(name, given, State.values))
+    states = [state for state in State if state.value in given]
     described = _(" or ").join(str(state.label) for state in states)
     return Term(Q(), described, "state:" + ",".join(state.value for state in states), frozenset(states))
 
 
+def _meant(name: str, given: list[str], known: Iterable[str]) -> str:
+    """Return a question for the term whose values are like those that were given; empty when one is like none."""
+    near = [value if value in known else names.near(value, known) for value in given]
+    return _(" Did you mean %(near)s?") % {"near": f"{name}:{','.join(map(str, near))}"} if all(near) else ""
+
+
+# The words after "is:", as descriptions have them.
+_IS = {
+    "live": gettext_lazy("live"),
+    "finished": gettext_lazy("finished"),
+    "overdue": gettext_lazy("overdue"),
+    "paused": gettext_lazy("paused"),
+    "limited": gettext_lazy("limited"),
+    "retrying": gettext_lazy("retrying"),
+}
+
+
 def _is(name: str, value: Value, now: datetime) -> Term:
-    match value.text.lower():
-        case "live":
-            return Term(Q(), _("live"), "is:live", LIVE)
-        case "finished":
-            return Term(Q(), _("finished"), "is:finished", FINAL)
-        case "retrying":
-            return Term(Q(attempts__gt=0), _("retrying"), "is:retrying", SCHEDULED)
-        case "overdue":
-            frozen = f"is:overdue {_due_before(now - bounds.OVERDUE_AFTER)}"
-            return Term(overdue(now), _("overdue"), frozen, SCHEDULED)
-        case "limited":
-            return Term(limited(now), _("limited"), f"is:limited {_due_before(now)}", SCHEDULED)
-    raise _Problem(_("unknown. Write is:overdue, is:limited, is:live, is:finished or is:retrying."))
+    word = value.text.lower()
+    if word not in _IS:
+        text = _("unknown. Write %(known)s.") % {"known": ", ".join(f"is:{each}" for each in _IS)}
+        raise _Problem(text + _meant(name, [word], _IS))
+    frozen, described = f"is:{word}", str(_IS[word])
+    if (states := {"live": LIVE, "finished": FINAL}.get(word)) is not None:
+        return Term(Q(), described, frozen, states)
+    if word != "retrying":
+        frozen += f" {_due_before(now - bounds.OVERDUE_AFTER if word == 'overdue' else now)}"
+    in_paused = {"overdue": False, "paused": True}.get(word)
+    return Term(parts(now)[word], described, frozen, SCHEDULED, in_paused=in_paused)
 
 
 _TIMES = {"due": "due_at", "created": "created_at", "finished": "finished_at"}

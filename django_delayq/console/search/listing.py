@@ -35,15 +35,18 @@ from django.db.models.functions import Coalesce
 from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped, capped
 from ...inspector.waiting import first_ids
-from ...models import Message
+from ...models import Message, Queue
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
 from ..console_tuning import timeouts, tuning
 from ..statements import TooSlow, answering_within, in_time, is_late, statement_timeout
-from .conditions import SCHEDULED, limited, of_states, overdue
+from .conditions import SCHEDULED, of_states, parts
 from .language import Search
 
-_COUNTED = (*State.values, "overdue", "limited")
+# The parts of the scheduled messages that are counted beside the states: those that are due, and all of them.
+_DUE_PARTS = ("overdue", "paused", "limited")
+PARTS = (*_DUE_PARTS, "retrying")
+_COUNTED = (*State.values, *PARTS)
 _SOONEST = ("due_at", "id")
 _LAST = ("-finished_at", "-id")
 
@@ -192,15 +195,23 @@ class Listing:
 
     def _pieces(self, part: IndexPart) -> Iterator[IndexPart]:
         """Yield the part, or one part for each queue while these are few."""
-        if part.by_queue and 0 < len(self._queues) <= tuning.merged_queues:
-            yield from (_scheduled(self.rows, queue) for queue in self._queues)
+        if part.by_queue and len(self._queues) <= tuning.merged_queues:
+            # No queue has an empty name: nothing is found.
+            yield from (_scheduled(self.rows, queue) for queue in self._queues or [""])
         else:
             yield part
 
     @cached_property
     def _queues(self) -> list[str]:
-        """The queues that hold messages: the rows and the count of a page need them."""
-        return statements(self.using).queues()
+        """The queues that hold messages which can match: the rows and the count of a page need them.
+
+        Overdue messages are in no paused queue: none of its many rows is read in vain.
+        """
+        found, wanted = statements(self.using).queues(), {term.in_paused for term in self.search.terms} - {None}
+        if not wanted:
+            return found
+        paused = set(Queue.objects.using(self.using).filter(Queue.PAUSED).values_list("name", flat=True))
+        return [queue for queue in found if {queue in paused} == wanted]
 
 
 def _merged(found: list[QuerySet[Message]], most: int, order: tuple[str, ...]) -> QuerySet[Message, tuple[Any, ...]]:
@@ -215,7 +226,7 @@ def _unindexed(order: tuple[str, ...]) -> list[OrderBy | str]:
     return [OrderBy(Coalesce(first, first), descending=order[0].startswith("-")), *order[1:]]
 
 
-# The messages that a search finds in each state, whatever states it names; and as "overdue" and "limited" parts of the
+# The messages that a search finds in each state, whatever states it names; and in ``PARTS`` of the
 # scheduled ones.
 StateCounts = dict[str, Capped]
 
@@ -242,9 +253,9 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counte
         tallies = list(_tallies(part, search, most, now))
         found.update(sum(map(Counter, tallies), Counter()))
         if all(tally["rows"] <= most for tally in tallies):
-            more -= part.states
-        if State.SCHEDULED in part.states and all(tally["due_rows"] <= most for tally in tallies):
-            more -= {"overdue", "limited"}
+            more -= {*part.states, *(PARTS if State.SCHEDULED in part.states else ())}
+        elif State.SCHEDULED in part.states and all(tally["due_rows"] <= most for tally in tallies):
+            more -= {*_DUE_PARTS}
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
@@ -296,9 +307,6 @@ def _wanted(part: IndexPart, rest: Q, now: datetime) -> dict[str, Q]:
     wanted = {state.value: rest & (Q(state=state) if mixed else Q()) for state in part.states}
     wanted["rows"] = Q()
     if State.SCHEDULED in part.states:
-        wanted |= {
-            "overdue": rest & overdue(now),
-            "limited": rest & limited(now),
-            "due_rows": Q(due_at__lte=now),
-        }
+        wanted |= {name: rest & condition for name, condition in parts(now).items()}
+        wanted["due_rows"] = Q(due_at__lte=now)
     return wanted

@@ -178,6 +178,7 @@ def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypa
     samples.one_of_each()
     samples.scheduled(delay=0, queue="mails")
     expected = {"Live": "3", "All": "7", "Scheduled": "2", "Overdue": "1", "Running": "1", "Limited": "0"}
+    expected |= {"Paused": "0", "Retrying": "0"}
     expected |= dict.fromkeys(["Consumed", "Dead", "Cancelled", "Expired"], "1")
     assert tabs(viewer) == expected
     assert tabs(viewer, state="dead") == expected
@@ -187,6 +188,25 @@ def test_each_tab_says_how_many_of_the_search_are_in_it(viewer: Client, monkeypa
     assert set(tabs(viewer, q="queue:mails state:dead").values()) == {"0"}
     # A search that is not understood counts nothing.
     assert set(tabs(viewer, q="due:x").values()) == {""}
+
+
+def test_paused_and_retrying_messages_have_tabs_of_their_own(viewer: Client, tuned: Callable[..., None]) -> None:
+    held, late = (samples.late(samples.scheduled(queue=queue), seconds=90)[0] for queue in ("mails", "letters"))
+    retrying = samples.failed(samples.running(), error="OSError", reason="retry", delay=timedelta(hours=1))
+    pause_queue("mails")
+    counted = tabs(viewer)
+    assert [counted[name] for name in ("Scheduled", "Overdue", "Paused", "Retrying")] == ["3", "1", "1", "1"]
+    # Few queues and many are read in two ways.
+    for merged in (50, 0):
+        tuned(merged_queues=merged)
+        for tab, message in {"overdue": late, "paused": held, "retrying": retrying}.items():
+            assert listed(viewer, state=tab) == [message.pk]
+    pause_queue("letters")
+    pause_queue("default")
+    assert listed(viewer, state="overdue") == []
+    resume_queue("letters")
+    resume_queue("mails")
+    assert listed(viewer, state="paused") == []
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -220,7 +240,7 @@ def test_a_search_without_an_index_is_ended_and_told(
     response = viewer.get(reverse(samples.LIST), {"q": "topic:a"})
     assert "The search was not finished: it was ended after 0.03 s" in samples.text(response)
     assert "No messages match" not in samples.text(response)
-    assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 9
+    assert [tab.count for tab in response.context["cl"].tabs() if not tab.here] == [""] * 11
     # Later statements of the same transaction have no time limit.
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('statement_timeout')")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from django_delayq import override_limit, schedule_message
+from django_delayq import override_limit, pause_queue, resume_queue, schedule_message
 from django_delayq.console.admin import action_table, payload, search_box
 from django_delayq.console.search import language
 from django_delayq.console.search.language import Search
@@ -129,6 +129,7 @@ DESCRIBED = [
     ("state:dead", "dead"),
     ("state:expired,dead", "dead or expired"),
     ("is:overdue", "overdue"),
+    ("is:paused", "paused"),
     ("is:retrying", "retrying"),
     ("late:5m", "waiting, more than 5 m after its due time"),
     ("late:>1h30m", "waiting, more than 1 h 30 m after its due time"),
@@ -204,7 +205,9 @@ def test_a_search_is_described_in_words(text: str, described: str) -> None:
         ('""', "the text between the quotation marks is missing"),
         ('key:"a', "A quotation mark is not closed."),
         ("state:gone", "state:gone: not a state. Write one of scheduled, running, consumed"),
-        ("is:late", "is:late: unknown. Write is:overdue"),
+        ("state:dead,canceled", "expired. Did you mean state:dead,cancelled?"),
+        ("is:late", "is:late: unknown. Write is:live, is:finished, is:overdue"),
+        ("is:overdu", "Did you mean is:overdue?"),
         ("attempts:many", "not a number"),
         ("attempts:>", "not a number"),
         ("attempts:99999999999", "not a number"),
@@ -262,7 +265,7 @@ def test_every_problem_is_listed_and_the_readable_terms_do_not_count(db: None) -
 @pytest.mark.parametrize(
     "text",
     [
-        *(text for text, _described in DESCRIBED if text != "is:overdue"),
+        *(text for text, _described in DESCRIBED if text not in ("is:overdue", "is:paused")),
         *("mail:*", "is:finished", 'key:"a b"*', 'key:"\\"\\\\"'),
         *('error:"no such"', "payload.a:null", "id:3,4 queue:q"),
     ],
@@ -282,6 +285,7 @@ def test_a_frozen_search_means_the_same_at_any_time_and_place(text: str) -> None
     [
         ("is:overdue", "2026-06-15T11:59:55"),
         ("is:limited", "2026-06-15T12:00:00"),
+        ("is:paused", "2026-06-15T12:00:00"),
         ("limit:a", "2026-06-15T12:00:00"),
         ("limit:a*", "2026-06-15T12:00:00"),
     ],
@@ -430,6 +434,23 @@ def test_overdue_retrying_running_and_finished_messages_are_found(monkeypatch: p
     assert found("finished:>1h") == set()
     assert found("created:<1h state:consumed") == {consumed.pk}
     assert found("due:>2h") == {later.pk}
+
+
+@pytest.mark.django_db
+def test_what_waits_in_a_paused_queue_is_paused_and_not_overdue() -> None:
+    held, limited, late = (samples.scheduled(queue=queue) for queue in ("mails", "mails", "letters"))
+    unguarded(Message).update(due_at=timezone.now() - timedelta(minutes=5))
+    unguarded(Message).filter(pk=limited.pk).update(topic="t.limited")
+    later = samples.scheduled(queue="mails", delay="1h")
+    pause_queue("mails")
+    override_limit(topic="t.limited", limit=0)
+    assert found("is:overdue") == {late.pk}
+    assert found("is:paused") == {held.pk}
+    assert found("is:limited") == {limited.pk}
+    assert found("queue:mails") == {held.pk, limited.pk, later.pk}
+    resume_queue("mails")
+    assert found("is:overdue") == {held.pk, late.pk}
+    assert found("is:paused") == set()
 
 
 @pytest.mark.django_db
