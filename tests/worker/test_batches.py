@@ -23,6 +23,7 @@ from django_delayq.models import Message, Transition
 from django_delayq.signals import message_failed
 from django_delayq.worker.run.batches import execute_batch
 from django_delayq.worker.run.delivery import Delivery
+from django_delayq.worker.shared.connections import after_task
 from tests.app.models import Effect
 from tests.support.claims import claimed, state
 from tests.support.processes import Gate, Start
@@ -341,6 +342,17 @@ def test_what_a_transactional_handler_does_on_commit_cannot_undo_its_successes(
     assert isinstance(outcomes[0], GiveUp)
     assert outcomes[0].error == "Reject: not this one"
     assert [state(delivery) for delivery in batch[1:]] == [State.CONSUMED] * 2
+
+
+def test_a_block_that_a_batch_leaves_open_fails_its_messages(taken: Callable[..., list[Delivery]]) -> None:
+    def leave_open(messages: list[Delivered]) -> None:
+        leave(messages)
+        transaction.atomic().__enter__()
+
+    outcomes = execute_batch(taken(leave_open, transactional=True), "worker:w/0")
+    assert [type(outcome) for outcome in outcomes] == [GiveUp] * 3
+    after_task()
+    assert not Effect.objects.exists()
 
 
 def test_middleware_surrounds_each_message_of_a_batch_and_sees_its_outcome(

@@ -28,6 +28,7 @@ from django_delayq.project import registry
 from django_delayq.record import transitions
 from django_delayq.record.sql.rows import Ticket
 from django_delayq.worker.run.delivery import Delivery
+from django_delayq.worker.shared.connections import after_task
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
@@ -384,6 +385,20 @@ def test_a_connection_that_breaks_in_a_handler_is_a_failure_of_the_handler() -> 
     outcome = run(lose_the_connection, transactional=True, retry=False)
     assert isinstance(outcome, GiveUp)
     assert outcome.error.startswith("OperationalError: ")
+
+
+def test_a_block_that_a_handler_leaves_open_is_a_failure_and_undoes_its_effects() -> None:
+    def leave_open(message: Delivery) -> None:
+        leave(message)
+        transaction.atomic().__enter__()
+
+    # The first success of a session is recorded by another statement than the following ones.
+    for _ in range(2):
+        outcome = run(leave_open, transactional=True, retry=False)
+        assert isinstance(outcome, GiveUp)
+        assert outcome.error.startswith("TransactionManagementError: The handler entered transaction.atomic()")
+        after_task()
+    assert not Effect.objects.exists()
 
 
 def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for() -> None:

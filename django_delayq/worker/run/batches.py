@@ -13,17 +13,14 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from django.db import connections
-
 from ... import middleware
 from ...core import failpoints
 from ...core.exceptions import HandlerTimeout, Superseded
 from ...core.outcomes import Ack, Outcome, Recorded, Release
 from ...record import transitions
 from ...record.sql.rows import Success
-from ..shared import guard
 from .delivery import Delivery
-from .executor import answer, call, outcome_of
+from .executor import answer, call, call_in_transaction, outcome_of
 from .lines import QueueLines
 
 # The weight of the newest delivery in the share of those whose handlers take batches.
@@ -193,8 +190,7 @@ def _perform(batch: list[Delivery], actor: str) -> None:
     with ExitStack() as stack:
         if first.handler.transactional:
             stack.enter_context(first.transaction())
-            with connections[first.using].execute_wrapper(guard.refuse_end):
-                call(first, [*batch])
+            call_in_transaction(first, [*batch])
             failpoints.reach("before_succeed")
             _succeed(first.using, [delivery for delivery in batch if delivery.answered is None], actor)
             failpoints.reach("after_succeed")

@@ -19,6 +19,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections
+from django.db.transaction import TransactionManagementError
 
 from ... import middleware, signals
 from ...core import actors, failpoints, once, retry
@@ -191,8 +192,7 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         result = call(delivery)
         return _DONE if result is None else Ack(result)
     with delivery.transaction():
-        with connections[delivery.using].execute_wrapper(guard.refuse_end):
-            result = call(delivery)
+        result = call_in_transaction(delivery)
         # The last statement: a handler that swallowed a database error leaves a transaction that would be rolled back
         # without an error, and this statement is the one that raises it.
         failpoints.reach("before_succeed")
@@ -204,6 +204,20 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
         failpoints.reach("after_succeed")
     failpoints.reach("after_commit")
     return Recorded()
+
+
+def call_in_transaction(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:
+    """Call a transactional handler as ``call`` does, and raise when it ends its transaction or leaves a block open.
+
+    Django would take the end of the transaction for that of the open block, and commit nothing.
+    """
+    connection = connections[delivery.using]
+    blocks = len(connection.savepoint_ids)
+    with connection.execute_wrapper(guard.refuse_end):
+        result = call(delivery, batch)
+    if len(connection.savepoint_ids) != blocks:
+        raise TransactionManagementError("The handler entered transaction.atomic() and did not leave it.")
+    return result
 
 
 def call(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:

@@ -22,9 +22,8 @@ from ...project import registry
 from ...record import reads
 from ...record.sql.moves import locked
 from ...record.sql.rows import Claimed
-from ..shared import guard
 from .delivery import Delivery
-from .executor import call, outcome_of, own_key
+from .executor import call_in_transaction, outcome_of, own_key
 
 
 class NotRehearsable(DelayqError):
@@ -183,7 +182,6 @@ def _perform(delivery: Delivery, notes: Notes) -> None:
         with contextlib.ExitStack() as stack:
             for alias in connections:
                 stack.enter_context(connections[alias].execute_wrapper(notes.note))
-            stack.enter_context(connection.execute_wrapper(guard.refuse_end))
-            call(delivery)
+            call_in_transaction(delivery)
         # As the commit does: constraints that are deferred are checked, and a failed transaction fails.
         connection.check_constraints()
