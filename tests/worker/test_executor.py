@@ -420,6 +420,25 @@ def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for
     assert found == ["serializable", "on", "on"]
 
 
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "pooled"])
+def test_a_handler_may_choose_the_isolation_of_its_transaction(
+    is_pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_row_locks()
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", is_pooled)
+
+    def choose(message: Delivery) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        leave(message)
+
+    # The first delivery of a thread is also the first statement of its connection.
+    for delivery in [delivery_to(choose, transactional=True, retry=False) for _ in range(2)]:
+        connection.close()
+        assert [execute(delivery), Effect.objects.filter(message_id=delivery.id).count()] == [Recorded(), 1]
+    assert run(choose, transactional=True, retry=False) == Recorded()
+
+
 SECRET = "the secret of order 4711"
 
 

@@ -258,8 +258,9 @@ FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
 
-# Whether the server takes no writes, as after a failover. The connection of a single transaction may ask the same.
-REFUSES_WRITES = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool"
+# Whether the transaction takes no writes, as after a failover. A query would fix its snapshot: a handler could not choose
+# its isolation any more.
+SHOW_READ_ONLY = "SHOW transaction_read_only"
 
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND), None: EXTEND.replace("FOR SHARE OF m", "")}
 
@@ -323,7 +324,8 @@ class PostgreSQLDelivery(PostgreSQLSession):
         with connection.wrap_database_errors:
             if command is None:
                 # psycopg begins a transaction with its first statement. Django would count this among the handler's.
-                (refuses,) = raw.execute(REFUSES_WRITES, prepare=False).fetchone()
+                (shown,) = raw.execute(SHOW_READ_ONLY, prepare=False).fetchone()
+                refuses = shown == "on" and not raw.read_only
             else:
                 requests.send(raw, command)
                 refuses = requests.refuses_writes(raw)
