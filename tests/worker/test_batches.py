@@ -379,6 +379,73 @@ def test_middleware_surrounds_each_message_of_a_batch_and_sees_its_outcome(
     assert dict(seen) == dict(zip([d.id for d in batch], ["consumed", "dead", "consumed"], strict=True))
 
 
+@pytest.mark.parametrize("refused", [[0], [1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_message_that_middleware_refuses_costs_the_others_nothing(
+    taken: Callable[..., list[Delivery]], refused: list[int], transactional: bool
+) -> None:
+    outer: list[tuple[int, str | None]] = []
+    called: list[int] = []
+
+    class Seeing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                outer.append((message.id, message.outcome))
+
+    class Refusing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            if message.id in [batch[number].id for number in refused]:
+                raise Reject("its tenant is suspended")
+            yield
+
+    def work(messages: list[Delivered]) -> None:
+        called.extend(message.id for message in messages)
+        messages[0].extend("1h")
+        leave(messages)
+
+    installed = [Seeing(), Refusing()]
+    for one in installed:
+        install(one)
+    try:
+        batch = taken(work, transactional=transactional, timeout="1m")
+        outcomes = execute_batch(batch, "worker:w/0")
+    finally:
+        for one in installed:
+            remove(one)
+    others = [one.id for number, one in enumerate(batch) if number not in refused]
+    done = Recorded if transactional else Ack
+    assert [type(outcome) for outcome in outcomes] == [GiveUp if number in refused else done for number in range(3)]
+    assert called == others
+    assert effects_per_message() == Counter(others)
+    assert dict(outer) == {one.id: "consumed" if one.id in others else "dead" for one in batch}
+
+
+def test_a_timeout_in_middleware_is_that_of_the_whole_batch(taken: Callable[..., list[Delivery]]) -> None:
+    class Waiting(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            while message.id == batch[1].id:
+                batch[0].interrupt()
+                time.sleep(0.01)
+            yield
+
+    middleware = Waiting()
+    install(middleware)
+    try:
+        batch = taken(leave, timeout="1m")
+        outcomes = execute_batch(batch, "worker:w/0")
+    finally:
+        remove(middleware)
+    assert [outcome.exception for outcome in outcomes if isinstance(outcome, GiveUp)] == [
+        "django_delayq.core.exceptions.HandlerTimeout"
+    ] * 3
+    assert not Effect.objects.exists()
+
+
 def test_an_extended_message_extends_the_call(taken: Callable[..., list[Delivery]]) -> None:
     deadlines: list[Any] = []
 

@@ -258,8 +258,8 @@ FAILS = {(True, changes): sql for changes, sql in CHANGING.items()} | {
     (False, changes): _passing_over(sql) for changes, sql in CHANGING.items()
 }
 
-# Whether the transaction takes no writes, as after a failover. A query would fix its snapshot: a handler could not choose
-# its isolation any more.
+# Whether the transaction takes no writes, as after a failover. A query would fix its snapshot: then a handler could not
+# choose its isolation.
 SHOW_READ_ONLY = "SHOW transaction_read_only"
 
 EXTENDS = {True: EXTEND, False: _passing_over(EXTEND), None: EXTEND.replace("FOR SHARE OF m", "")}

@@ -9,8 +9,8 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from ... import middleware
@@ -144,7 +144,9 @@ def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
             except Superseded as error:
                 late[delivery] = outcome_of(delivery, error)
         begun = [delivery for delivery in batch if delivery not in late]
-        outcomes = late | (_execute(begun, actor) if begun else {})
+        if begun:
+            _execute([*begun], actor)
+        outcomes = late | {delivery: delivery.decided or Ack() for delivery in begun}
         for delivery in begun:
             if delivery.on_end is not None:
                 delivery.on_end(outcomes[delivery])
@@ -154,9 +156,9 @@ def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
             delivery.close()
 
 
-def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
-    """Run the handler of a batch inside of its middleware, and decide on the outcome of each delivery."""
-    Delivery.join(batch)
+def _execute(batch: list[Delivery], actor: str) -> None:
+    """Run the handler of a batch inside of its middleware, and decide on the outcome of each delivery that fails."""
+    Delivery.join(tuple(batch))
     error: BaseException | None = None
     try:
         try:
@@ -165,27 +167,56 @@ def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
             # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
             error = raised
         finally:
-            batch[0].stop_clock()
+            for first in batch[:1]:
+                first.stop_clock()
     except HandlerTimeout as late:
         # It came when the handler had ended.
         error = error or late
     if error is not None:
-        _decide(batch, error)
-    return {delivery: delivery.decided or Ack() for delivery in batch}
+        _decide_all(batch, error)
 
 
 def _perform_inside(batch: list[Delivery], actor: str) -> None:
     """Run the handler inside of its middleware, which surrounds it once for each message."""
-    chain = middleware.chain()
-    if chain:
-        contexts = (one.handling(delivery) for delivery in batch for one in chain)
-        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide, batch))
+    if middleware.chain():
+        contexts = (_around(delivery, batch) for delivery in [*batch])
+        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide_all, batch))
     else:
         _perform(batch, actor)
 
 
+@contextmanager
+def _around(delivery: Delivery, batch: list[Delivery]) -> Iterator[None]:
+    """Surround a batch with the middleware of one message. An error on entry takes that message out, and no other."""
+    inside = middleware.Inside(partial(_decide, batch, delivery))
+    try:
+        inside.enter(one.handling(delivery) for one in middleware.chain())
+    except BaseException as error:  # noqa: BLE001
+        inside.raised.append(error)
+    if not inside.raised:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001
+            inside.raised.append(error)
+        inside.leave()
+        return
+    try:
+        inside.leave()
+    except HandlerTimeout:
+        # The time of the whole call is over.
+        raise
+    except BaseException:  # noqa: BLE001
+        batch.remove(delivery)
+        delivery.together = None
+        delivery.stop_clock()
+        Delivery.join(tuple(batch))
+    yield
+
+
 def _perform(batch: list[Delivery], actor: str) -> None:
     """Call the handler, and record its successes if it is transactional. Note the answer to each message."""
+    if not batch:
+        return
     first = batch[0]
     with ExitStack() as stack:
         if first.handler.transactional:
@@ -211,17 +242,22 @@ def _succeed(using: str, done: Sequence[Delivery], actor: str) -> None:
         raise _Gone(gone)
 
 
-def _decide(batch: Sequence[Delivery], error: BaseException) -> None:
+def _decide_all(batch: Sequence[Delivery], error: BaseException) -> None:
     """Let what the handler raised decide the outcome of each message whose success is not recorded."""
     for delivery in batch:
-        delivery.cancel_reason = batch[0].cancel_reason
-        delivery.entry_error = batch[0].entry_error
-        # What happens after the commit changes no answer: the effects that the handler wrote for it are committed.
-        own = delivery.answered if batch[0].is_committed else None
-        if isinstance(error, _Gone) and delivery not in error.gone:
-            delivery.decided, delivery.raised = Release("another message of its batch was taken over"), error
-        else:
-            _answer(delivery, error if own is None else own)
+        _decide(batch, delivery, error)
+
+
+def _decide(batch: Sequence[Delivery], delivery: Delivery, error: BaseException) -> None:
+    """Let what was raised decide the outcome of one message of a batch, unless its success is recorded."""
+    delivery.cancel_reason = batch[0].cancel_reason
+    delivery.entry_error = batch[0].entry_error
+    # What happens after the commit changes no answer: the effects that the handler wrote for it are committed.
+    own = delivery.answered if batch[0].is_committed else None
+    if isinstance(error, _Gone) and delivery not in error.gone:
+        delivery.decided, delivery.raised = Release("another message of its batch was taken over"), error
+    else:
+        _answer(delivery, error if own is None else own)
 
 
 def _answer(delivery: Delivery, error: BaseException) -> None:
