@@ -387,6 +387,21 @@ def test_a_connection_that_breaks_in_a_handler_is_a_failure_of_the_handler() -> 
     assert outcome.error.startswith("OperationalError: ")
 
 
+@pytest.mark.parametrize("connects", [False, True])
+def test_a_connection_that_a_handler_closes_is_a_failure(connects: bool) -> None:
+    def close(message: Delivery) -> None:
+        leave(message)
+        connection.close()
+        if connects:
+            connection.connect()
+
+    outcome = run(close, transactional=True, retry=False)
+    assert isinstance(outcome, GiveUp)
+    assert outcome.error.startswith("TransactionManagementError: ")
+    after_task()
+    assert not Effect.objects.exists()
+
+
 def test_a_block_that_a_handler_leaves_open_is_a_failure_and_undoes_its_effects() -> None:
     def leave_open(message: Delivery) -> None:
         leave(message)

@@ -209,12 +209,15 @@ def _perform(delivery: Delivery, actor: str) -> Outcome:
 def call_in_transaction(delivery: Delivery, batch: list[Delivery] | None = None) -> str | None:
     """Call a transactional handler as ``call`` does, and raise when it ends its transaction or leaves a block open.
 
-    Django would take the end of the transaction for that of the open block, and commit nothing.
+    Django would take the end of the transaction for that of the open block, and commit nothing. On a connection that
+    the handler has made anew only what it did there would be committed.
     """
     connection = connections[delivery.using]
-    blocks = len(connection.savepoint_ids)
+    raw, blocks = connection.connection, len(connection.savepoint_ids)
     with connection.execute_wrapper(guard.refuse_end):
         result = call(delivery, batch)
+    if connection.connection is not raw:
+        raise TransactionManagementError("The handler closed the connection of its transaction.")
     if len(connection.savepoint_ids) != blocks:
         raise TransactionManagementError("The handler entered transaction.atomic() and did not leave it.")
     return result
