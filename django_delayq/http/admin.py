@@ -12,7 +12,6 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
-from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -231,7 +230,7 @@ class TokenAdmin(ConsolePages):
         return TemplateResponse(request, "delayq_http/made.html", self.admin_site.each_context(request) | shown)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
-        with _acting(request), transaction.atomic(using=obj._state.db):
+        with _acting(request):
             tokens.delete(obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:

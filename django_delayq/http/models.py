@@ -45,13 +45,6 @@ class Token(models.Model):
     def __str__(self) -> str:
         return f"{self.beginning}… of {self.namespace}"
 
-    @property
-    def limits(self) -> str:
-        """The limits in words; "" when there is none."""
-        most = {"reads": self.reads, "writes": self.writes}
-        parts = [f"{number} {name}" for name, number in most.items() if number is not None]
-        return f"{', '.join(parts)} in {self.interval} s" if parts else ""
-
     def may(self, right: str) -> bool:
         """Return whether the token has a right."""
         return right in self.rights.split(",")
@@ -66,10 +59,8 @@ class Token(models.Model):
         return gettext("%(verbs)s the queues of %(namespace)s") % told
 
     @property
-    def limits_in_words(self) -> str:
-        """The limits in the language of the reader."""
+    def limits(self) -> str:
+        """The limits, in the language of the reader; "" when there is none."""
         texts = ((self.reads, gettext("%(count)s reads")), (self.writes, gettext("%(count)s writes")))
-        told = ", ".join(text % {"count": f"{most:,}"} for most, text in texts if most is not None)
-        if not told:
-            return gettext("none")
-        return gettext("%(calls)s in %(interval)d s") % {"calls": told, "interval": self.interval or 1}
+        told = ", ".join(text % {"count": most} for most, text in texts if most is not None)
+        return told and gettext("%(calls)s in %(interval)d s") % {"calls": told, "interval": self.interval or 1}

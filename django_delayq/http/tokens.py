@@ -6,10 +6,9 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
 
 from django.db import Error as DatabaseError
 from django.db import router, transaction
@@ -62,36 +61,32 @@ def issue(token: Token) -> str:
     """Save a new token. Return the token itself."""
     text = secrets.token_hex(20)
     token.digest, token.beginning = digest_of(text), text[:8]
-    with _with_its_audit():
+    with _audited("token add", token):
         token.save(force_insert=True)
-        _tell("token add", token)
     return text
 
 
 def limit(token: Token, reads: int | None, writes: int | None, interval: int | None) -> None:
     """Change how many calls a token may make in an interval (seconds). The change holds within a second."""
     token.reads, token.writes, token.interval = reads, writes, interval
-    with _with_its_audit():
+    with _audited("token limit", token):
         token.save(update_fields=["reads", "writes", "interval"])
-        _tell("token limit", token)
 
 
 def delete(token: Token) -> None:
     """Let nobody in by a token any more."""
-    with _with_its_audit():
-        _tell("token delete", token)
+    with _audited("token delete", token):
         token.delete()
 
 
-def _with_its_audit() -> Any:
+@contextmanager
+def _audited(action: str, token: Token) -> Iterator[None]:
     """Return a context in which a token is changed, and the audit told of it, or neither."""
-    return transaction.atomic(using=router.db_for_write(Token))
-
-
-def _tell(action: str, token: Token) -> None:
-    _known.clear()
-    # The audit is where messages are; a router may keep tokens elsewhere.
-    signals.emit_action(Token, router.db_for_write(Message), action, str(token), reason=token.description)
+    with transaction.atomic(using=router.db_for_write(Token)):
+        yield
+        _known.clear()
+        # The audit is where messages are; a router may keep tokens elsewhere.
+        signals.emit_action(Token, router.db_for_write(Message), action, str(token), reason=token.description)
 
 
 def _find(digest: str) -> Token | None:

@@ -158,7 +158,7 @@ def test_the_list_is_a_page_of_the_console_with_a_button_for_what_is_allowed(chi
     shown = text(chief.get(reverse(LIST)))
     assert 'class="dq-nav"' in shown
     told = samples.without_tags(shown)
-    row = "publish to and consume from the queues of ns1 valid never expires never used 100 reads in 10 s"
+    row = "publish to and consume from the queues of ns1 valid never expires never used Limit 100 reads in 10 s"
     for words in (f"the Go service {token.beginning}…", row):
         assert words in told
     urls = {reverse(ADD), page(token), page(token, "delete")}

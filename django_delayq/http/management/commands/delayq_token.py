@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandParser
+from django.utils import translation
 
 from ....core import values
 from ....core.clock import iso
@@ -61,7 +62,8 @@ class Command(common.DelayqCommand):
         where = "" if conf.get().REDIS else ", counted in each process by itself: there is no Redis"
         for token in found.filter(namespace=namespace) if namespace else found:
             until = "" if token.expires_at is None else f", until {iso(token.expires_at)}"
-            limits = f", at most {token.limits}{where}" if token.limits else ""
+            with translation.override(None):
+                limits = f", at most {token.limits}{where}" if token.limits else ""
             used = "never used" if token.used_at is None else f"last used {iso(token.used_at)}"
             self.say(f"{token}: {token.rights}{until}{limits}, {used} {token.description}".rstrip())
 
