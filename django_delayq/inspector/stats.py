@@ -273,6 +273,13 @@ def read_limits(using: str, names: Collection[str]) -> list[LimitState]:
     return [_state(using, name, counts[name]) for name in names]
 
 
+def of_all_keys(using: str, topic: str, keys: Sequence[LimitState], now: datetime) -> LimitState:
+    """Return what each key of a topic may use, with what runs and what waits under these keys."""
+    state = _state(using, topic_name(topic, None), Count(now, sum(each.running for each in keys)))
+    oldest = min((each.oldest for each in keys if each.oldest is not None), default=None)
+    return state._replace(waiting=total(each.waiting for each in keys), oldest=oldest)
+
+
 def _state(using: str, name: str, count: Count) -> LimitState:
     try:
         limit, is_known = admission.limit_of(using, name), True

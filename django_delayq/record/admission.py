@@ -56,14 +56,23 @@ def limits_of(topic: str, queue: str, key: str | None, using: str = DEFAULT_DB_A
 
 def limit_of(using: str, name: str) -> Limit | None:
     """Return the limit of this name; None when there is none (any more). Raises ``KeyError`` for an unknown topic."""
+    try:
+        code = declared(name)
+    except KeyError:
+        if overrides.deciding(using, name) is None:
+            raise
+        code = None
+    return overrides.over(using, name, code)
+
+
+def declared(name: str) -> Limit | None:
+    """Return the limit of this name as the code declares it. Raises ``KeyError`` for an unknown topic."""
     kind, what, _key = parts(name)
     if kind == "queue":
-        return overrides.over(using, name, (conf.get().LIMITS or {}).get(what))
-    handler = registry.find(what)
-    found = overrides.over(using, name, None if handler is None else handler.limit)
-    if found is None and handler is None:
+        return (conf.get().LIMITS or {}).get(what)
+    if (handler := registry.find(what)) is None:
         raise KeyError(what)
-    return found
+    return handler.limit
 
 
 def is_paused(using: str, name: str) -> bool:

@@ -172,7 +172,7 @@ def test_a_topic_is_paused_from_the_list_and_reset(open_page: Open, overrides_fo
 
     page.goto(url("topics_changelist"))
     expect(page.get_by_role("link", name="paused", exact=True)).to_be_visible()
-    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("listitem").filter(has_text="topic t.ok is paused").get_by_role("button", name="Resume").click()
     expect(page.locator(".messagelist")).to_contain_text("The limit topic t.ok is as the code declares it.")
     assert [*AuditEvent.objects.order_by("pk").values_list("action", "reason")] == [
         ("override", "the bank is down"),

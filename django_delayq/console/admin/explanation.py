@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 
 from ...core.actors import display_name
 from ...core.durations import brief
-from ...core.limits import parts
+from ...core.limits import Limit, parts
 from ...core.retry import RetryPolicy
 from ...core.states import State
 from ...inspector import diagnostics
@@ -23,6 +23,7 @@ from ...inspector.stats import LimitState, overdue_cutoff
 from ...models import LimitOverride, Message, Queue, Transition, Worker
 from ...models.workers import seen_lately
 from ...project import pulled, registry
+from ...record import admission
 from ..whereabouts import Whereabouts
 
 
@@ -155,6 +156,14 @@ def limit_text(limit: LimitState, now: datetime) -> str:
     return "; ".join(said)
 
 
+def terms_text(limit: Limit | None) -> str:
+    """Return what a limit allows, e.g. "5 at once; 100 a minute"."""
+    if limit is None:
+        return _("no limit")
+    said = [] if limit.count is None else [_("%(number)d at once") % {"number": limit.count}]
+    return "; ".join([*said, diagnostics.rate_text(limit)] if limit.interval else said)
+
+
 def limit_words(name: str) -> str:
     """Return what a limit counts, e.g. "topic crm.sync, key acme"."""
     kind, what, key = parts(name)
@@ -223,8 +232,11 @@ def pause_facts(queue: Queue, now: datetime) -> str:
 
 
 def override_facts(row: LimitOverride, now: datetime) -> str:
-    """Return in a few words by whom, since when, until when and why a limit is overridden."""
-    return change_facts(row.set_by, row.since, row.until, row.reason, now)
+    """Return in a few words what the code declares, and by whom, since when, until when and why it is overridden."""
+    said = [change_facts(row.set_by, row.since, row.until, row.reason, now)]
+    with suppress(KeyError):
+        said.insert(0, _("declared %(limit)s") % {"limit": terms_text(admission.declared(row.name))})
+    return " · ".join(said)
 
 
 def change_facts(actor: str, since: datetime, until: datetime | None, reason: str, now: datetime) -> str:
@@ -232,7 +244,7 @@ def change_facts(actor: str, since: datetime, until: datetime | None, reason: st
     said = [_("by %(actor)s") % {"actor": display_name(actor)}] if actor else []
     said.append(_("%(span)s ago") % {"span": span(now - since)})
     if until is not None:
-        said.append(_("until %(until)s, in %(span)s") % {"until": moment(until, "seconds"), "span": span(until - now)})
+        said.append(_("until %(until)s, in %(span)s") % {"until": short_moment(until, now), "span": span(until - now)})
     return " · ".join([*said, f"“{reason}”"] if reason else said)
 
 

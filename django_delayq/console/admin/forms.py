@@ -55,7 +55,7 @@ class MomentField(forms.DateTimeField):
     """A moment in the current time zone that a message may be due at, or None when the field is empty."""
 
     def __init__(self, **kwargs: Any) -> None:
-        attributes = {"type": "datetime-local", "step": "1"}
+        attributes = {"type": "datetime-local", "step": "1", "class": "vTextField"}
         widget = forms.DateTimeInput(attrs=attributes, format="%Y-%m-%dT%H:%M:%S")
         super().__init__(required=False, widget=widget, **kwargs)
 

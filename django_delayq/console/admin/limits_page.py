@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils import timezone
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -21,10 +23,11 @@ from ...core import limits
 from ...core.bounds import LENGTHS
 from ...core.exceptions import InvalidMessage
 from ...core.limits import Limit, parts
+from ...core.names import near
 from ...core.outcomes import storable
 from ...core.states import State
-from ...inspector import stats
-from ...inspector.numbers import total
+from ...inspector import stats, worker_list
+from ...inspector.numbers import Capped, total
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
 from ..console_tuning import timeouts
@@ -32,24 +35,30 @@ from ..models import Limits, Topics
 from ..search import texts as searches
 from ..statements import statement_timeout
 from . import charts, page, page_data, panels
-from .explanation import limit_text, limit_words, override_facts, span
+from .explanation import limit_text, limit_words, override_facts, span, terms_text
 from .forms import PauseForm, ReasonField
 from .page import Page
 from .readonly import ReadOnly
 
+# A topic shows this many of its keys.
+_KEYS = 10
 _KINDS = {"topic": gettext_lazy("topic"), "queue": gettext_lazy("queue")}
 
 
 class OverrideForm(PauseForm):
     """The limit that the user means, the override of it, and its end."""
 
-    topic = forms.CharField(label=gettext_lazy("Topic"), required=False)
+    topic = forms.CharField(
+        label=gettext_lazy("Topic"), required=False, widget=forms.TextInput(attrs={"list": "dq-topic"})
+    )
     limit_key = forms.CharField(
         label=gettext_lazy("Limit key"),
         required=False,
         help_text=gettext_lazy("Empty: each key of the topic by itself."),
     )
-    queue = forms.CharField(label=gettext_lazy("Or queue"), required=False)
+    queue = forms.CharField(
+        label=gettext_lazy("Or queue"), required=False, widget=forms.TextInput(attrs={"list": "dq-queue"})
+    )
     limit = forms.IntegerField(
         label=gettext_lazy("At once"),
         required=False,
@@ -105,7 +114,6 @@ class LimitsAdmin(Page):
     """The limits, for users who may view messages."""
 
     template = "limits"
-    list_per_page = page_data.MOST_LIMITS
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         data = page_data.gather()
@@ -114,12 +122,13 @@ class LimitsAdmin(Page):
         panels.load("overrides", data.using, limiting.in_force, data.using, kept=0.0)
         found = page_data.limits(data.using)
         known = found.value.longest if found.value else ()
+        listed = families(self, known, data.at, change["override_url"])
         return {
             "lines": found,
-            "limits": rows(self, known, data.at, change["override_url"]),
+            "limits": listed[: self.list_per_page],
             "waiting": _waiting(known, data.at),
-            "legend": charts.legend([("0", _("in use")), ("1", _("full or paused")), ("none", _("free"))]),
-            "partial": len(known) == self.list_per_page,
+            "legend": charts.legend([("0", _("in use")), ("1", _("full")), ("none", _("free"))]),
+            "partial": len(listed) > self.list_per_page,
             "most": self.list_per_page,
             **change,
         }
@@ -129,6 +138,7 @@ class LimitsAdmin(Page):
         self.require(request, "override")
         name, initial = _meant(request.GET.get("name", ""))
         with statement_timeout(self.using, timeouts.page):
+            known = {} if name else _known(self.using)
             row = limiting.in_force(self.using).get(name)
             states = stats.read_limits(self.using, [name]) if name else []
         if row is not None:
@@ -149,9 +159,13 @@ class LimitsAdmin(Page):
             except InvalidMessage:
                 form.add_error(None, _("The override would have ended already."))
             else:
+                kind, what, _key = parts(name)
+                if like := near(what, known.get(kind, ())):
+                    text = _("Nothing else knows %(limit)s. Did you mean %(like)s?")
+                    messages.warning(request, text % {"limit": limit_words(name), "like": like})
                 return self._done(request, _("The limit %(limit)s holds in all workers."), name)
         shown = {"limits": rows(self, states, timezone.now()), "action": "pause" if pauses else "override"}
-        facts = {"form": form, "url": request.get_full_path(), "back": self.url(Limits), **shown}
+        facts = {"form": form, "known": known, "url": request.get_full_path(), "back": self.url(Limits), **shown}
         title = _("Pause %(limit)s") if pauses else _("Override the limit of %(limit)s")
         title = title % {"limit": limit_words(name)} if name else _("Override a limit")
         return page.response(self, request, title, "limit_override", facts)
@@ -171,6 +185,12 @@ class LimitsAdmin(Page):
     def _done(self, request: HttpRequest, text: str, name: str) -> HttpResponse:
         panels.forget()
         return self.leave(request, self.url(Limits), text % {"limit": name}, messages.SUCCESS)
+
+
+def _known(using: str) -> dict[str, list[str]]:
+    """Return the topics and queues that the form suggests."""
+    topics = worker_list.known_topics(worker_list.list_workers(using, timezone.now()))
+    return {"topic": sorted(topics), "queue": sorted(worker_list.known_queues(using))}
 
 
 def _meant(given: str) -> tuple[str, dict[str, Any]]:
@@ -199,6 +219,40 @@ def rows(shown: ReadOnly, states: Iterable[LimitState], now: datetime, override_
     return [_row(shown, limit, now, override_url) for limit in states]
 
 
+def families(
+    shown: ReadOnly, states: Collection[LimitState], now: datetime, override_url: str
+) -> list[SimpleNamespace]:
+    """Return limits as lists show them, the longest lines first; the keys of one topic are one row that unfolds."""
+    found: defaultdict[tuple[str, str], list[LimitState]] = defaultdict(list)
+    for state in states:
+        found[parts(state.name)[:2]].append(state)
+    more, listed = len(states) >= page_data.MOST_LIMITS, []
+    for (_kind, what), some in found.items():
+        keys = [each for each in some if parts(each.name)[2] is not None]
+        if len(keys) < 2:
+            listed += [(each, _row(shown, each, now, override_url)) for each in some]
+        else:
+            whole = stats.of_all_keys(shown.using, what, some, now)
+            listed.append((whole, _family(shown, whole, keys, now, override_url, more=more)))
+    return [row for _state, row in sorted(listed, key=lambda each: -each[0].waiting.count)]
+
+
+def _family(
+    shown: ReadOnly, whole: LimitState, keys: list[LimitState], now: datetime, override_url: str, *, more: bool
+) -> SimpleNamespace:
+    """Return the limit of a topic for each of its keys, with the keys for which most messages wait, or most run."""
+    row, full = _row(shown, whole, now, override_url), sum(each.is_full or bool(each.waiting.count) for each in keys)
+    topic = searches.term_text("topic", row.what)
+    row.running_url = shown.list_url(Message, f"state:{State.RUNNING} {topic}")
+    row.waiting_url = shown.list_url(Message, f"is:limited {topic}") if whole.waiting.count else ""
+    values = {"keys": Capped(len(keys), more), "full": f"{full:,}", "limit": terms_text(whole.limit)}
+    row.use = _("%(keys)s keys, %(full)s full; each %(limit)s") % values
+    row.gauge = charts.mix([("1", full), ("0", len(keys) - full)], kind="gauge")
+    worst = sorted(keys, key=lambda each: (-each.waiting.count, -each.running))
+    row.keys, row.more = rows(shown, worst[:_KEYS], now, override_url), len(worst[_KEYS:])
+    return row
+
+
 def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -> SimpleNamespace:
     kind, what, key = parts(limit.name)
     running, waiting = running_text(limit.name), searches.term_text("limit", limit.name)
@@ -216,7 +270,7 @@ def _row(shown: ReadOnly, limit: LimitState, now: datetime, override_url: str) -
         kept=[*_kept(limit)],
         override_url=of_limit(override_url, limit.name),
         use=limit_text(limit, now),
-        gauge=charts.gauge(_used(limit)),
+        gauge=_gauge(limit),
         running=f"{limit.running:,}",
         running_url=shown.list_url(Message, running) if limit.running else "",
         waiting=str(limit.waiting),
@@ -261,12 +315,12 @@ def _waiting(known: Iterable[LimitState], now: datetime) -> str:
     return _("%(number)s waiting, the oldest for %(age)s") % values if oldest else ""
 
 
-def _used(line: LimitState) -> float:
-    """Return the share of a limit that is used up: all of it while it is paused, or while messages wait for a rate."""
-    if line.limit is None or not line.limit.count:
-        is_paused = line.limit is not None and line.limit.count == 0
-        return float(is_paused or bool(line.waiting.count))
-    return line.running / line.limit.count
+def _gauge(line: LimitState) -> SafeString:
+    """Draw the share of a limit that is used up; nothing for a pause, nor for a rate for which nothing waits."""
+    if line.limit is not None and line.limit.count:
+        return charts.gauge(line.running / line.limit.count)
+    is_paused = line.limit is not None and line.limit.count == 0
+    return charts.gauge(1) if line.waiting.count and not is_paused else SafeString("")
 
 
 def running_text(limit: str) -> str:

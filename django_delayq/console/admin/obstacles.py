@@ -26,20 +26,28 @@ from ..models import Limits
 from .explanation import limit_words, override_facts, pause_facts, span
 from .readonly import ReadOnly
 
-# By the cause: the class and the text of its badge, and a sentence about what it keeps.
+_PAUSED = gettext_lazy("%(number)s waiting: %(what)s is paused")
+# By the cause: the class and the text of its badge, a sentence about what it keeps, and the text of a link.
 _WORDS = {
-    "queue paused": ("paused", gettext_lazy("queue paused"), gettext_lazy("%(number)s waiting: %(what)s is paused")),
-    "paused": ("paused", gettext_lazy("paused"), gettext_lazy("%(number)s waiting: %(what)s is paused")),
-    "limited": ("limited", gettext_lazy("limited"), gettext_lazy("%(number)s waiting for the limit of %(what)s")),
+    "queue paused": ("paused", gettext_lazy("queue paused"), _PAUSED, gettext_lazy("See queues")),
+    "paused": ("paused", gettext_lazy("paused"), _PAUSED, gettext_lazy("See limits")),
+    "limited": (
+        "limited",
+        gettext_lazy("limited"),
+        gettext_lazy("%(number)s waiting for the limit of %(what)s"),
+        gettext_lazy("See limits"),
+    ),
     "no handler": (
         "critical",
         gettext_lazy("no handler"),
         gettext_lazy("%(number)s waiting: no live worker of %(what)s has the handler"),
+        gettext_lazy("See workers"),
     ),
     "overdue": (
         "late",
         gettext_lazy("overdue"),
         gettext_lazy("%(number)s overdue: the workers of %(what)s are busy, or too few"),
+        gettext_lazy("See them"),
     ),
 }
 
@@ -58,7 +66,10 @@ class DueNow(NamedTuple):
 
 
 class Obstacle(NamedTuple):
-    """Why some messages wait: the cause, what it is of, the class and text of a badge, a sentence, by whom, where."""
+    """Why some messages wait: the cause, what it is of, the class and text of a badge, a sentence, by whom, where.
+
+    ``label`` is the text of a link to there. ``topics`` and ``number`` are those of the messages.
+    """
 
     cause: str
     what: str
@@ -67,6 +78,9 @@ class Obstacle(NamedTuple):
     text: str
     note: str
     url: str
+    label: str
+    topics: list[str]
+    number: Capped
 
     @property
     def stops(self) -> bool:
@@ -102,6 +116,12 @@ def backlogs(shown: ReadOnly, now: DueNow | None, column: str, only: str = "") -
     return {name: _backlog(shown, now, some) for name, some in found.items()} if now else {}
 
 
+def of_all_topics(shown: ReadOnly, now: DueNow) -> list[Obstacle]:
+    """Return what keeps messages of any topic: first what stops them, then what keeps most."""
+    found = _backlog(shown, now, now.due).obstacles if now.due else []
+    return sorted(found, key=lambda each: (not each.stops, -each.number.count))
+
+
 def _backlog(shown: ReadOnly, now: DueNow, due: list[Due]) -> Backlog:
     by_cause: defaultdict[tuple[str, str], list[Due]] = defaultdict(list)
     for each in due:
@@ -132,7 +152,7 @@ def _cause(using: str, now: DueNow, due: Due) -> tuple[str, str] | None:
 
 
 def _obstacle(shown: ReadOnly, now: DueNow, cause: str, what: str, due: list[Due]) -> Obstacle:
-    kind, badge, text = _WORDS[cause]
+    kind, badge, text, label = _WORDS[cause]
     number, age = _summed(now, due)
     note, url = "", shown.url(Limits)
     if cause == "queue paused":
@@ -146,7 +166,8 @@ def _obstacle(shown: ReadOnly, now: DueNow, cause: str, what: str, due: list[Due
         url = shown.list_url(Message, "is:overdue")
     told = text % {"number": number, "what": limit_words(what)}
     sentence = _("%(text)s, the oldest for %(age)s") % {"text": told, "age": age}
-    return Obstacle(cause, what, kind, str(badge), sentence, note, url)
+    topics = sorted({each.topic for each in due})
+    return Obstacle(cause, what, kind, str(badge), sentence, note, url, str(label), topics, number)
 
 
 def _summed(now: DueNow, due: list[Due]) -> tuple[Capped, str]:

@@ -27,8 +27,8 @@ from ..whereabouts import sizes, unfilled
 from . import panels
 from .panels import Panel
 
-# A page names this many limits at most.
-MOST_LIMITS = 100
+# Pages read this many limits at most, most of them keys of some topic.
+MOST_LIMITS = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,24 @@ from urllib.parse import urlencode
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ...core.durations import brief
 from ...core.limits import parts
+from ...core.names import near
 from ...core.outcomes import storable
 from ...inspector import stats
+from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
+from ...project import registry
 from ..console_tuning import tuning
 from ..models import DeadLetters, Topics
 from ..search import texts
 from ..statistics.throughput import Compared, RollupSum, add_up, compare, read_traffic
-from . import limits_page, obstacles, page, page_data, panels, past_charts
+from . import limits_page, needs, obstacles, page, page_data, panels, past_charts
 from .charts import bound
-from .obstacles import Backlog, DueNow
+from .obstacles import Backlog, DueNow, Obstacle
 from .page import Page
 from .panels import Panel
 
@@ -113,6 +116,10 @@ _CHARTS = (
 )
 
 
+# The list opens with this many of the obstacles that hold topics back.
+_OBSTACLES = 3
+
+
 class TopicsAdmin(Page):
     """The topics, for users who may view messages."""
 
@@ -122,19 +129,41 @@ class TopicsAdmin(Page):
         window = page.chosen(request, "window", _WINDOWS)
         found, due = _load(compare, self.using, window, "topic"), _due_now(self.using)
         known, order = found.value or {}, _order(request)
-        none = _("No topic matches.") if request.GET.get("q") else _("No message was delivered in this time.")
+        query = request.GET.get("q", "").strip()
+        none = _("No topic matches.") if query else _("No message was delivered in this time.")
+        table = _table(self, request, "topic", known, due.value)
         return {
+            **(_held_back(self, request, due.value) if due.value else {}),
             "problems": panels.problems(found, due),
             "none": _NONE.get(order, none),
-            "query": request.GET.get("q", ""),
+            "like": near(query, {*known, *registry.handlers()}) if query and not table["rows"] else None,
+            "query": query,
             "orders": page.choices(request, "order", order, _ORDERS),
             "windows": page.choices(request, "window", window, _WINDOWS),
-            **_table(self, request, "topic", known, due.value),
+            **table,
         }
 
     def detail_view(self, request: HttpRequest, topic: str) -> HttpResponse:
         """Show what became of the messages of a topic, and how long its handler ran."""
         return detail(self, request, "topic", topic)
+
+
+def _held_back(shown: Page, request: HttpRequest, now: DueNow) -> dict[str, Any]:
+    """Return the opening sentence of the list: how many topics wait for something, and what that is."""
+    found = obstacles.of_all_topics(shown, now)
+    topics = {topic for each in found for topic in each.topics}
+    text = ngettext("%(count)s topic is held back", "%(count)s topics are held back", len(topics))
+    return {
+        "title": text % {"count": Capped(len(topics), now.more)} if topics else _("All topics run"),
+        "held": [(each, needs.some(each.topics), _resume_url(shown, request, each)) for each in found[:_OBSTACLES]],
+        "more_held": len(found[_OBSTACLES:]),
+    }
+
+
+def _resume_url(shown: Page, request: HttpRequest, obstacle: Obstacle) -> str:
+    """Return where the user resumes the queue whose pause an obstacle is; empty for others."""
+    is_pause = obstacle.cause == "queue paused" and shown.may(request, "resume")
+    return shown.url(Queue, "resume", parts(obstacle.what)[1]) if is_pause else ""
 
 
 def detail(
@@ -163,7 +192,7 @@ def detail(
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
         "heading": _("Queues") if kind == "topic" else _("Topics"),
-        "limits": limits_page.rows(shown, lines.value or (), now, table["override_url"]),
+        "limits": limits_page.families(shown, lines.value or (), now, table["override_url"]),
         "beside": [
             (_("Dead messages"), shown.list_url(Message, _dead_text(kind, name), state="all")),
             (_("Failures"), _failures_url(shown, kind, name)),

@@ -233,13 +233,29 @@ def test_the_limits_page_lists_what_runs_and_what_waits_the_longest_lines_first(
     in_line(1, limit_key="runs")
     in_line(4, limit_key="longer")
     answer = viewer.get(samples.admin_url("limits_changelist"))
-    shown = [(limit.name, limit.use, limit.running, limit.waiting) for limit in answer.context["limits"]]
-    assert shown[:2] == [(f"{LINE} key longer", "1 of 1 run", "1", "3"), (f"{LINE} key k", "1 of 1 run", "1", "2")]
-    assert set(shown[2:]) >= {
-        (f"{LINE} key runs", "1 of 1 run", "1", "0"),
-        ("queue mail", "60 a minute, burst 5", "0", "0"),
-    }
+    topic, *others = answer.context["limits"]
+    shown = [(limit.name, limit.use, limit.running, limit.waiting) for limit in (topic, *others)]
+    assert shown[0] == (LINE, "3 keys, 3 full; each 1 at once", "3", "5")
+    assert [(key.key, key.use, key.waiting) for key in topic.keys] == [
+        ("longer", "1 of 1 run", "3"),
+        ("k", "1 of 1 run", "2"),
+        ("runs", "1 of 1 run", "0"),
+    ]
+    assert ("queue mail", "60 a minute, burst 5", "0", "0") in shown
     assert re.search(r"Messages wait for 2 limits\. 5 waiting, the oldest for [\d.]+ m?s ", text(answer))
+
+
+def test_the_keys_of_a_topic_are_one_row_whose_numbers_lead_to_as_many(viewer: Client) -> None:
+    for number in range(12):
+        in_line(1 + number % 3, limit_key=f"c {number}")
+    (topic,) = viewer.get(samples.admin_url("limits_changelist")).context["limits"]
+    assert (topic.running, topic.waiting) == ("12", "12")
+    assert (len(topic.keys), topic.more, topic.keys[0].waiting) == (10, 2, "2")
+    for url in (topic.running_url, topic.waiting_url):
+        assert len(viewer.get(url).context["cl"].result_list) == 12
+    # The page of the topic shows the same.
+    (shown,) = viewer.get(topic.url).context["limits"]
+    assert shown.use == topic.use
 
 
 def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare: Declare, settings: Any) -> None:
@@ -382,6 +398,32 @@ def test_the_form_asks_which_limit_is_meant_where_the_address_names_none(limiter
     page = limiter.get(override_url(name=name))
     assert page.status_code == 200
     assert "topic" in page.context["form"].fields
+
+
+def test_an_override_stands_beside_what_the_code_declares(limiter: Client, queue_limits: Any) -> None:
+    queue_limits(mail={"limit": 7, "rate": "20/s", "burst": 5})
+    limits = samples.admin_url("limits_changelist")
+    override_limit(queue="mail", rate="5/s", duration="1h")
+    assert re.search(
+        r" declared 7 at once; 20 a second, burst 5 · .* until \d\d:\d\d:\d\d, in ", text(limiter.get(limits))
+    )
+    assert "declared 7 at once" in text(limiter.get(override_url(name="queue mail")))
+    override_limit(topic=TOPIC, limit=0)
+    panels.forget()
+    rows = {row.name: row for row in limiter.get(limits).context["limits"]}
+    assert rows[LINE].overridden.startswith("declared 1 at once · ")
+    # A pause has a word and no bar.
+    assert (rows[LINE].gauge, rows[LINE].use) == ("", "paused")
+    assert "<svg" in rows["queue mail"].gauge
+
+
+def test_the_form_suggests_what_is_known_and_asks_about_what_is_not(limiter: Client) -> None:
+    page = limiter.get(override_url()).content.decode()
+    assert f'<option value="{TOPIC}">' in page
+    assert 'list="dq-topic"' in page
+    answer = limiter.post(override_url(), {"topic": "t.amdin", "limit": "3"}, follow=True)
+    assert f"Nothing else knows topic t.amdin. Did you mean {TOPIC}?" in text(answer)
+    assert "Did you mean" not in text(limiter.post(override_url(), {"topic": TOPIC, "limit": "3"}, follow=True))
 
 
 def test_an_overridden_limit_stands_before_those_that_nobody_waits_for(limiter: Client) -> None:

@@ -136,6 +136,33 @@ def test_overdue_messages_that_nothing_keeps_are_for_busy_workers(viewer: Client
     assert len(viewer.get(row.due_url).context["cl"].result_list) == 7
 
 
+def test_the_list_opens_with_what_holds_topics_back(viewer: Client, boss: Client, declare: Declare) -> None:
+    assert viewer.get(URL).context["title"] == "All topics run"
+    declare(TOPIC, limit=1)
+    worker(topics=[TOPIC])
+    made = many(3, delay=0)
+    claim_limited(DB, [Ticket(message.pk) for message in made], {TOPIC: 60.0}, samples.WORKER)
+    assert viewer.get(URL).context["title"] == "1 topic is held back"
+    many(4, delay=0, topic="t.off")
+    override_limit(topic="t.off", limit=0)
+    many(3, delay=0, topic="t.mail", queue="mail")
+    many(2, delay=0, topic="t.post", queue="mail")
+    pause_queue("mail")
+    page = boss.get(URL)
+    assert page.context["title"] == "4 topics are held back"
+    said = [(topics, each.text.partition(",")[0]) for each, topics, _resume in page.context["held"]]
+    # What stops comes before a limit, which lets messages begin.
+    assert said == [
+        ("t.mail, t.post", "5 waiting: queue mail is paused"),
+        ("t.off", "4 waiting: topic t.off is paused"),
+        (TOPIC, f"2 waiting for the limit of topic {TOPIC}"),
+    ]
+    html = page.content.decode()
+    assert 'href="/admin/delayq/queue/mail/resume/">Resume…</a>' in html
+    assert 'name="name" value="topic t.off"' in html
+    assert "Resume" not in viewer.get(URL).content.decode()
+
+
 def test_nothing_keeps_a_topic_whose_messages_are_only_just_due(viewer: Client) -> None:
     worker()
     many(2, delay=0)

@@ -67,7 +67,7 @@ def test_a_pause_is_shown_with_all_that_is_known_of_it(viewer: Client) -> None:
     pause_queue("mail", duration="30m", reason="<b>the provider</b> is down")
     line = row(viewer.get(url()))
     assert "mail paused by " in line
-    assert re.search(r"until 20\S+ \S+, in (29 m|30 m)", line)
+    assert re.search(r"until \S+, in (29 m|30 m)", line)
     assert "&lt;b&gt;the provider&lt;/b&gt; is down" in line
     assert "active" not in line
 

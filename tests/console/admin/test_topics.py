@@ -115,6 +115,8 @@ def test_the_list_is_searched_by_a_part_of_the_name(viewer: Client) -> None:
     assert names(viewer.get(URL, {"q": "mail"})) == ["mail.bounce", "mail.send", "sms.mail"]
     assert names(viewer.get(URL, {"q": " MAIL.* "})) == ["mail.bounce", "mail.send"]
     assert "No topic matches." in viewer.get(URL, {"q": "nothing"}).content.decode()
+    misspelt = viewer.get(URL, {"q": "mail.bonuce"}).content.decode()
+    assert '<a href="?q=mail.bounce">Did you mean mail.bounce?</a>' in misspelt
 
 
 def test_a_long_list_has_pages(viewer: Client) -> None:
