@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ..core import actors
 from ..core.durations import brief
-from ..project import conf
+from ..project import conf, http_conf, pulled, registry
 from ..project.console_pages import ConsolePages
 from ..project.validation import FARTHEST
 from . import jobs, tokens, views
@@ -225,7 +225,7 @@ class TokenAdmin(ConsolePages):
     def response_add(self, request: HttpRequest, obj: Token, post_url_continue: str | None = None) -> HttpResponse:
         """Show the new token. No cookie, no session and no address gets it."""
         shown = {"opts": self.opts, **_of_one(obj), "text": vars(obj)["text"]}
-        queue = jobs.some_queue(obj.namespace)
+        queue = _queue(obj)
         shown |= {"curl": _curl(request, obj, shown["text"], queue), "queue": queue}
         return TemplateResponse(request, "delayq_http/made.html", self.admin_site.each_context(request) | shown)
 
@@ -256,6 +256,16 @@ def _verdict(found: QuerySet[Token]) -> SimpleNamespace | None:
     text = ngettext("%(count)d token works.", "%(count)d tokens work.", have["live"]) % {"count": have["live"]}
     told = ", ".join(f"{have[name]} {states[name][0]}" for name in (*wanting, "unused") if have[name])
     return SimpleNamespace(kind=kind, text=f"{text} {told}", label=label, url=first and f"?state={first}")
+
+
+def _queue(token: Token) -> str:
+    """Return a queue for the first call with a token; "" if no setting and no handler names one of its namespace."""
+    start = f"{token.namespace}{jobs.SEPARATOR}"
+    # The last is for namespaces whose queues are declared by their beginning.
+    named = [*pulled.names(), *http_conf.get().TOPICS, *registry.handlers(), f"{start}test"]
+    works: Callable[[str], object] = jobs.has_receiver if token.may("publish") else pulled.terms
+    of_namespace = (queue.removeprefix(start) for queue in named if queue.startswith(start) and works(queue))
+    return next(filter(NAME.fullmatch, of_namespace), "")
 
 
 def _curl(request: HttpRequest, token: Token, text: str, queue: str) -> str:

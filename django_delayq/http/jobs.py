@@ -53,14 +53,6 @@ def has_receiver(queue: str) -> bool:
     return pulled.terms(queue) is not None or registry.find(topic_of(queue)) is not None
 
 
-def some_queue(namespace: str) -> str:
-    """Return the name in a namespace of a queue that somebody receives; "" if no setting and no handler names one."""
-    start = f"{namespace}{SEPARATOR}"
-    # The last is for namespaces whose queues are declared by their beginning.
-    named = [*pulled.names(), *http_conf.get().TOPICS, *registry.handlers(), f"{start}test"]
-    return next((queue.removeprefix(start) for queue in named if queue.startswith(start) and has_receiver(queue)), "")
-
-
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from django.test import Client
 from django.urls import include, path, reverse
 from django.utils import timezone
 
+from django_delayq import handler
 from django_delayq.http import tokens
 from django_delayq.http.models import Token
 from tests.console.admin import samples
@@ -300,6 +301,21 @@ def test_the_audit_of_a_token_is_where_messages_are(chief: Client, settings: Any
     chief.post(page(token, "delete"), {"post": "yes"})
     told = [action for _actor, action, _target in events()]
     assert told == ["token add", "token limit", "token delete"]
+
+
+@pytest.mark.parametrize(("rights", "queue"), [("publish", "by-handler"), ("consume", "QUEUE")])
+def test_the_command_names_a_queue_that_the_token_may_use(
+    chief: Client, settings: Any, rights: str, queue: str
+) -> None:
+    settings.ROOT_URLCONF = __name__
+
+    @handler("ns1.by-handler")
+    def receive(message: Any) -> None: ...
+
+    # The wire takes no name with a dot in it, and consumers take from pulled queues alone.
+    settings.DELAYQ = {**settings.DELAYQ, "PULL_QUEUES": {"ns1.or.ders": {}, "other.pulled": {}}}
+    made = text(chief.post(reverse(ADD), {**FORM, "rights": [rights]}))
+    assert f"http://testserver/api/ns1/{queue}&quot;" in made
 
 
 def test_a_list_without_tokens_says_what_to_do(chief: Client) -> None:
