@@ -424,6 +424,89 @@ def test_a_message_that_middleware_refuses_costs_the_others_nothing(
     assert dict(outer) == {one.id: "consumed" if one.id in others else "dead" for one in batch}
 
 
+@pytest.mark.parametrize(("transactional", "kinds"), [(False, [Ack, Retry, Ack]), (True, [Recorded] * 3)])
+def test_an_error_of_middleware_on_exit_is_that_of_its_message(
+    taken: Callable[..., list[Delivery]], transactional: bool, kinds: list[type]
+) -> None:
+    class Failing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            yield
+            if message.id == batch[1].id:
+                raise RetryLater("1m")
+
+    failing = Failing()
+    install(failing)
+    try:
+        batch = taken(leave, transactional=transactional)
+        outcomes = execute_batch(batch, "worker:w/0")
+    finally:
+        remove(failing)
+    assert [type(outcome) for outcome in outcomes] == kinds
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_error_that_middleware_replaces_is_replaced_for_its_message(
+    taken: Callable[..., list[Delivery]], number: int
+) -> None:
+    seen: list[type[BaseException]] = []
+
+    class Replacing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            try:
+                yield
+            except Exception as error:
+                seen.append(type(error))
+                if message.id == batch[number].id:
+                    raise RetryLater("1m") from error
+
+    def work(messages: list[Delivered]) -> None:
+        raise ValueError("bad")
+
+    replacing = Replacing()
+    install(replacing)
+    try:
+        batch = taken(work)
+        outcomes = execute_batch(batch, "worker:w/0")
+    finally:
+        remove(replacing)
+    assert [type(outcome) for outcome in outcomes] == [Retry if each == number else GiveUp for each in range(3)]
+    assert seen == [ValueError] * 3
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_middleware_may_answer_what_another_one_raised_on_entry(
+    taken: Callable[..., list[Delivery]], replaces: bool
+) -> None:
+    class Answering(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            try:
+                yield
+            except ValueError:
+                if replaces:
+                    raise RetryLater("1m") from None
+
+    class Failing(Middleware):
+        @contextmanager
+        def handling(self, message: Handled) -> Iterator[None]:
+            if message.id == batch[1].id:
+                raise ValueError("bad")
+            yield
+
+    installed = [Answering(), Failing()]
+    for one in installed:
+        install(one)
+    try:
+        batch = taken(leave)
+        outcomes = execute_batch(batch, "worker:w/0")
+    finally:
+        for one in installed:
+            remove(one)
+    assert [type(outcome) for outcome in outcomes] == [Ack, Retry if replaces else GiveUp, Ack]
+
+
 def test_a_timeout_in_middleware_is_that_of_the_whole_batch(taken: Callable[..., list[Delivery]]) -> None:
     class Waiting(Middleware):
         @contextmanager

@@ -178,39 +178,55 @@ def _execute(batch: list[Delivery], actor: str) -> None:
 
 def _perform_inside(batch: list[Delivery], actor: str) -> None:
     """Run the handler inside of its middleware, which surrounds it once for each message."""
-    if middleware.chain():
-        contexts = (_around(delivery, batch) for delivery in [*batch])
-        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide_all, batch))
-    else:
+    if not middleware.chain():
         _perform(batch, actor)
+        return
+    contexts = (_around(delivery, batch) for delivery in [*batch])
+    try:
+        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide_all, batch))
+    except BaseException as error:
+        # Any other has decided already, and the middleware of single messages after it.
+        if isinstance(error, HandlerTimeout):
+            raise
 
 
 @contextmanager
 def _around(delivery: Delivery, batch: list[Delivery]) -> Iterator[None]:
-    """Surround a batch with the middleware of one message. An error on entry takes that message out, and no other."""
+    """Surround a batch with the middleware of one message, whose errors are those of that message alone.
+
+    After an error on entry the others begin without it.
+    """
     inside = middleware.Inside(partial(_decide, batch, delivery))
     try:
         inside.enter(one.handling(delivery) for one in middleware.chain())
     except BaseException as error:  # noqa: BLE001
         inside.raised.append(error)
-    if not inside.raised:
-        try:
-            yield
-        except BaseException as error:  # noqa: BLE001
-            inside.raised.append(error)
-        inside.leave()
-        return
-    try:
-        inside.leave()
-    except HandlerTimeout:
-        # The time of the whole call is over.
-        raise
-    except BaseException:  # noqa: BLE001
+    if inside.raised:
+        _leave(inside, batch, delivery)
         batch.remove(delivery)
         delivery.together = None
         delivery.stop_clock()
         Delivery.join(tuple(batch))
-    yield
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001
+        inside.raised.append(error)
+    errors = [*inside.raised]
+    _leave(inside, batch, delivery)
+    if errors:
+        raise errors.pop()
+
+
+def _leave(inside: middleware.Inside, batch: list[Delivery], delivery: Delivery) -> None:
+    """Leave the middleware of one message, and let its error decide. Raises ``HandlerTimeout``: that ends the call."""
+    try:
+        inside.leave()
+    except HandlerTimeout:
+        raise
+    except BaseException as error:  # noqa: BLE001
+        _decide(batch, delivery, error)
 
 
 def _perform(batch: list[Delivery], actor: str) -> None:
