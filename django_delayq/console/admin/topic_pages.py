@@ -190,7 +190,7 @@ def detail(
         "windows": page.choices(request, "window", window, _WINDOWS),
         "window": _WINDOWS[window],
         "measures": _measures(whole),
-        "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past else [],
+        "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past and by_other else [],
         "heading": _("Queues") if kind == "topic" else _("Topics"),
         "limits": limits_page.families(shown, lines.value or (), now, table["override_url"]),
         "beside": [

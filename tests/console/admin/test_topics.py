@@ -179,6 +179,12 @@ def test_a_topic_has_a_page_with_each_window_beside_the_one_before(
     assert [(row.name, row.measures[0][:3]) for row in page.context["rows"]] == [("default", ("Consumed", "40", "80"))]
 
 
+def test_the_page_of_a_topic_without_deliveries_has_no_empty_charts(viewer: Client) -> None:
+    html = viewer.get(f"{URL}t.new/detail/").content.decode()
+    assert "No message was delivered in this time." in html
+    assert "Throughput" not in html
+
+
 def test_run_times_that_nobody_counted_are_not_told_as_zero(viewer: Client) -> None:
     rolled(ago(minutes=5), "t.old", consumed=100, late_1=100)
     page = viewer.get(f"{URL}t.old/detail/")
