@@ -84,7 +84,10 @@ def _check_redis(settings: conf.Settings) -> Iterator[Problem]:
         hint = f"It begins with {', '.join(_SCHEMES[:-1])} or {_SCHEMES[-1]}."
         yield Problem("E006", "DELAYQ['REDIS'] is not a Redis URL.", hint)
     elif "://" not in settings.REDIS and not _is_django_redis(settings.REDIS):
-        hint = "Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL."
+        hint = (
+            "Add it to CACHES with BACKEND 'django_redis.cache.RedisCache', or write a Redis URL, such as"
+            " 'redis://localhost:6379/0'."
+        )
         yield Problem("E007", f"DELAYQ['REDIS'] names {settings.REDIS!r}, which is not a django-redis cache.", hint)
     elif why := broker.problem(settings):
         yield Problem("E008", "DELAYQ['REDIS'] is impossible.", why)

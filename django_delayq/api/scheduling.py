@@ -168,7 +168,7 @@ class ManyChecks:
         """Check the message with this number. Raises as ``schedule_message`` does, and names the number."""
         try:
             if not isinstance(message, (dict, Mapping)) or "topic" not in message:
-                raise InvalidMessage("schedule_messages takes dicts with a 'topic' each")
+                raise InvalidMessage("schedule_messages takes a list of dicts with a 'topic' each")
             return self._message(message)
         except InvalidMessage as error:
             if type(error) not in (InvalidMessage, PayloadTooLarge):

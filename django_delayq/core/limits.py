@@ -12,6 +12,7 @@ from typing import Any
 
 from . import values
 from .durations import brief, seconds
+from .text import shown
 
 # The greatest numbers of a declaration.
 MOST = 1_000_000
@@ -93,7 +94,10 @@ def _interval(rate: Any) -> timedelta:
             span = 0.0
         if 1 <= number <= MOST and 1 <= span <= 366 * 86_400 and len(match[1]) < 9:
             return timedelta(seconds=span / number)
-    raise ValueError("rate must be text such as '100/m': a number, and s, m, h, d or a duration of 1 second or more")
+    raise ValueError(
+        "rate must be text such as '100/m': a number, and s, m, h, d or a duration of 1 second or more,"
+        f" not {shown(rate)}"
+    )
 
 
 def rate(limit: Limit, factor: float) -> str:

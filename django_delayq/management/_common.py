@@ -60,6 +60,9 @@ MEANINGS = {
 }
 
 
+# How an error shows a moment.
+MOMENT = "2030-01-31T12:00:00Z"
+
 # The characters that commands write by themselves, and what replaces them in an output that has ASCII only.
 _IN_ASCII = str.maketrans({"×": "x", "…": "...", "█": "#", "±": "+-"})
 
@@ -245,7 +248,7 @@ def moment(text: str) -> datetime:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not a time: {text!r}: {error}") from None
     if found is None:
-        raise argparse.ArgumentTypeError(f"not a time: {text!r}; write it as 2030-01-31T12:00:00Z")
+        raise argparse.ArgumentTypeError(f"not a time: {text!r}; write it as {MOMENT}")
     if found.tzinfo is None:
         raise argparse.ArgumentTypeError(f"{text!r} has no time zone; write {found.isoformat()}Z, or +02:00 for Z")
     if found.year < 1970:
@@ -293,12 +296,19 @@ def due_or_delay(text: str) -> datetime | timedelta:
     """Read a time to come: a due time, or a time from now such as ``2h`` or ``now``."""
     if text == "now":
         return NO_TIME
-    return due(text) if _is_moment(text) else span(text)
+    return due(text) if _is_moment(text) else _span_where_moments_are(text)
 
 
 def moment_or_age(text: str) -> datetime | timedelta:
     """Read a time in the past: an aware moment in ISO 8601, or how long ago it was, such as ``30d``."""
-    return moment(text) if _is_moment(text) else span(text)
+    return moment(text) if _is_moment(text) else _span_where_moments_are(text)
+
+
+def _span_where_moments_are(text: str) -> timedelta:
+    try:
+        return span(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; write a moment as {MOMENT}") from None
 
 
 def _is_moment(text: str) -> bool:

@@ -37,7 +37,9 @@ class RetryLater(Exception):
     @names.with_hints(_MEANT, "RetryLater")
     def __init__(self, delay: Duration, reason: str = "", *, counts: bool = True, payload: Any = KEPT) -> None:
         super().__init__(reason or "the handler asked for a later delivery")
-        self.delay = validation.delay(delay)
+        self.delay = validation.delay(
+            delay, for_datetime="for a datetime write the time until then: due - timezone.now()"
+        )
         self.counts = counts
         # The new payload as JSON; None: the payload stays.
         self.payload: str | None = None if payload is KEPT else validation.payload(payload)

@@ -71,12 +71,12 @@ def priority(value: Any) -> int:
     return checked("priority", values.whole, value, *PRIORITIES)
 
 
-def delay(value: Duration, what: str = "delay") -> timedelta:
-    """Check a delay: 0 or more, up to 100 years. ``what`` is its name in an error."""
+def delay(value: Duration, what: str = "delay", for_datetime: str = "a datetime is given as due_at") -> timedelta:
+    """Check a delay: 0 or more, up to 100 years. ``what`` is its name in an error, ``for_datetime`` the hint there."""
     try:
         return timedelta(seconds=checked(what, values.span, value))
     except InvalidMessage as error:
-        raise _with_hint(error, value, datetime, "a datetime is given as due_at") from None
+        raise _with_hint(error, value, datetime, for_datetime) from None
 
 
 def _with_hint(error: InvalidMessage, value: Any, kinds: type | tuple[type, ...], hint: str) -> InvalidMessage:

@@ -135,7 +135,8 @@ CALLS = [
     ("schedule_message('m.close', {}, key='17', on_conflict='ignore')", "is one of error, keep, replace, debounce"),
     ("schedule_message('m.close', {}, unique='1h')", "unique needs a key"),
     ("schedule_message('m.close', {}, limit_key='x')", "has no limit and no rate"),
-    ("schedule_messages([('m.close', {})])", "takes dicts with a 'topic' each"),
+    ("schedule_messages([('m.close', {})])", "takes a list of dicts with a 'topic' each"),
+    ("schedule_messages({'topic': 'm.close'})", "takes a list of dicts with a 'topic' each"),
     (
         "schedule_messages([{'topic': 'm.close', 'args': [1], 'countdown': 5}])",
         "args (write payload), countdown (write",
@@ -193,6 +194,7 @@ MESSAGES = [
 IN_HANDLERS = [
     ("raise RetryLater(countdown=60)", "countdown (write delay)"),
     ("raise RetryLater(eta=timezone.now())", "eta (write delay)"),
+    ("raise RetryLater(timezone.now())", "write the time until then: due - timezone.now()"),
     ("raise RetryLater('1m', exc=ValueError())", "write raise RetryLater(…) from error"),
     ("raise RetryLater('1m', max_retries=3)", "at @handler"),
     ("message.retry(countdown=60)", 'write raise RetryLater("60s")'),
@@ -254,7 +256,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"MAX_RETRIES": 4}, "Write RETRY, as RetryPolicy.exponential(max_attempts=5)."),
     ({"redis": "redis://x"}, "Write REDIS."),
     ({"HORIZONT": 5}, "Write HORIZON."),
-    ({"REDIS": "localhost:6379"}, "or write a Redis URL"),
+    ({"REDIS": "localhost:6379"}, "or write a Redis URL, such as 'redis://localhost:6379/0'"),
     ({"RETRY": 3}, "RetryPolicy.exponential(max_attempts=4)"),
     ({"QUEUES": "default"}, "must be a list of queue names"),
     ({"TESTING": True}, "must be one of manual, immediate"),

@@ -85,6 +85,7 @@ def test_messages_get_the_due_times_that_were_asked_for(words: list[str], expect
         (["--due-at", "2050-01-01T00:00:00"], "has no time zone; write 2050-01-01T00:00:00Z, or +02:00 for Z"),
         (["--due-at", "2050-01-01"], "has no time zone; write 2050-01-01T00:00:00Z"),
         (["--due-at", "tomorrow"], "not a duration"),
+        (["--due-at", "tomorrow"], "; write a moment as 2030-01-31T12:00:00Z"),
         (["--due-at=-1h"], "is negative"),
         (["--due-at", "9999999w"], "between 0 and 100 years"),
         (["--shift=--1h"], "is negative"),

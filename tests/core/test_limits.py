@@ -47,8 +47,9 @@ def test_a_rate_is_a_number_and_a_time(rate: str, interval: float) -> None:
     "rate", ["", "100", "100/", "/m", "0/m", "1.5/m", "-1/m", "1/0s", "1/y", "1/m/s", "1/100ms", "9999999/s", 5, True]
 )
 def test_an_impossible_rate_is_refused(rate: Any) -> None:
-    with pytest.raises(ValueError, match="rate must be text such as '100/m'"):
+    with pytest.raises(ValueError, match="rate must be text such as '100/m'") as refused:
         declare(rate=rate)
+    assert str(refused.value).endswith(f", not {rate!r}")
 
 
 @pytest.mark.parametrize("terms", [{"limit": 0}, {"limit": "5"}, {"limit": True}, {"limit": 1.0}, {"limit": 10**7}])
