@@ -1,12 +1,13 @@
 """The signals that other code may listen to.
 
 Every signal is sent by ``send_robust`` with the ``Message`` class as its ``sender``: a receiver that raises is logged
-and harms nothing. (One exception: when the database refuses what a receiver of ``operator_action`` writes, a command
-exits with an error, and a page of schedules does nothing.) The arguments are plain values, never the payload; only
-``message_failed`` has an object, the exception. Two signals are sent in the handler's thread: ``message_delivered``
-before it starts, and ``message_failed`` when it has raised, in its context and inside of its middleware. Each other
-signal is sent after the transaction that made it true has committed, but for ``operator_action`` of a page of
-schedules, which is sent in it; a worker sends those of outcomes in a thread of their own.
+and harms nothing. (One exception: when the database refuses what a receiver of ``operator_action`` writes, the action
+is not done, and a command exits with an error; ``delayq_act`` has done it by then.) The arguments are plain values,
+never the payload; only ``message_failed`` has an object, the exception. Two signals are sent in the handler's thread:
+``message_delivered`` before it starts, and ``message_failed`` when it has raised, in its context and inside of its
+middleware. Each other signal is sent after the transaction that made it true has committed, but for
+``operator_action`` of commands (other than ``delayq_act``) and of pages of schedules and tokens, which is sent in it;
+a worker sends those of outcomes in a thread of their own.
 
 ==========================  ==================================================================
 signal                      arguments

@@ -11,9 +11,9 @@ from django.utils import timezone
 
 from django_delayq import signals
 from django_delayq.api import pausing
-from django_delayq.models import Queue
+from django_delayq.models import LimitOverride, Queue
 from tests.support.commands import run, schedule
-from tests.support.receivers import heard
+from tests.support.receivers import heard, receiving
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -89,15 +89,19 @@ def test_an_impossible_pause_is_refused_and_no_action(words: tuple[str, ...]) ->
     assert not Queue.objects.exists()
 
 
-@pytest.mark.console
-def test_a_pause_whose_audit_cannot_be_written_exits_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **facts: Any) -> None:
+@pytest.mark.parametrize("words", ["delayq_queue pause sms", "delayq_queue resume mail", "delayq_limit reset --queue mail"])
+def test_an_action_whose_audit_cannot_be_written_is_not_done(words: str) -> None:
+    run("delayq_queue", "pause", "mail")
+    run("delayq_limit", "override", "--queue", "mail", "--limit", "1")
+    before = list(Queue.objects.values()), list(LimitOverride.objects.values())
+
+    def refuse(**event: Any) -> None:
         raise OperationalError("no disk space")
 
-    monkeypatch.setattr("django_delayq.console.audit.record", refuse)
-    ran = run("delayq_queue", "pause", "mail")
+    with receiving(refuse, signals.operator_action):
+        ran = run(*words.split())
     assert (ran.code, "no disk space" in ran.err) == (69, True)
-    assert Queue.objects.filter(name="mail").exists()
+    assert before == (list(Queue.objects.values()), list(LimitOverride.objects.values()))
 
 
 def test_a_resume_takes_no_end() -> None:

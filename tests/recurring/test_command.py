@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import OperationalError
 
 from django_delayq import handler
 from django_delayq.models import Message
@@ -18,7 +19,7 @@ from django_delayq.recurring import (
     resume_schedule,
     run_schedule,
 )
-from django_delayq.signals import message_scheduled
+from django_delayq.signals import message_scheduled, operator_action
 from tests.support.commands import run
 from tests.support.receivers import receiving
 from tests.support.rows import unguarded
@@ -110,6 +111,19 @@ def test_actions_are_written_to_the_audit() -> None:
     run("delayq_recurring", "run", "s")
     events = AuditEvent.objects.order_by("pk").values_list("action", "target", "reason")
     assert list(events) == [("pause schedule", "s", "why"), ("run schedule", "s", "")]
+
+
+@pytest.mark.parametrize("verb", ["pause", "run"])
+def test_an_action_whose_audit_cannot_be_written_is_not_done(verb: str) -> None:
+    before = list(Schedule.objects.values()), Message.objects.count()
+
+    def refuse(**event: Any) -> None:
+        raise OperationalError("no disk space")
+
+    with receiving(refuse, operator_action):
+        ran = run("delayq_recurring", verb, "s")
+    assert (ran.code, "no disk space" in ran.err) == (69, True)
+    assert before == (list(Schedule.objects.values()), Message.objects.count())
 
 
 def test_unknown_names_are_told_and_the_others_are_done() -> None:

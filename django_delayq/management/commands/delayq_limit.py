@@ -10,6 +10,7 @@ from django.core.management.base import CommandParser
 from ... import signals
 from ...api import limiting
 from ...models import LimitOverride, Message
+from ...record.sql.moves import writing
 from .. import _common as common
 
 
@@ -41,13 +42,15 @@ class Command(common.DelayqCommand):
             self._show(using, options, "No limit is overridden.", limiting.in_force(using))
             return
         name = limiting.name_of(**{what: options[what] for what in ("topic", "limit_key", "queue")})
-        if action == "override":
-            done, text = True, self._override(using, name, options)
-        else:
-            done = limiting.reset(using, name)
-            text = "reset to what the code declares" if done else "was not overridden"
-        if done:
-            signals.emit_action(Message, using, action, name, reason=reason)
+        # The action and its audit, or neither.
+        with writing(using):
+            if action == "override":
+                done, text = True, self._override(using, name, options)
+            else:
+                done = limiting.reset(using, name)
+                text = "reset to what the code declares" if done else "was not overridden"
+            if done:
+                signals.emit_action(Message, using, action, name, reason=reason)
         self._show(using, options, f"{name}: {text}")
 
     @staticmethod

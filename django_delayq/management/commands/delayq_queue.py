@@ -11,6 +11,7 @@ from ...api import pausing
 from ...core.clock import iso
 from ...core.verbs import VERBS
 from ...models import Message
+from ...record.sql.moves import writing
 from .. import _common as common
 
 
@@ -39,8 +40,11 @@ class Command(common.DelayqCommand):
         # A resume is for paused queues only.
         meant = None if is_pause else {*pausing.paused(using)}
         self.ask_about_queues(using, names, yes=options["yes"], meant=meant)
-        act = _pause if is_pause else _resume
-        done = {name: act(using, name, options) for name in names}
+        act, done = _pause if is_pause else _resume, {}
+        for name in names:
+            # The action and its audit, or neither.
+            with writing(using):
+                done[name] = act(using, name, options)
         if options["json"]:
             self.say_json(database=using, **{"paused_until" if is_pause else "resumed": done})
             return

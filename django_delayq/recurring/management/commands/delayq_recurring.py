@@ -15,6 +15,7 @@ from ....inspector.worker_list import asked
 from ....management import _common as common
 from ....models import Message
 from ....record import reads
+from ....record.sql.moves import writing
 from ... import definition
 from ...models import Schedule
 from ...schedules import pause_schedule, resume_schedule, run_schedule
@@ -64,7 +65,9 @@ class Command(common.DelayqCommand):
         done = {}
         for schedule in schedules:
             try:
-                done[schedule.pk] = self._act(using, schedule.pk, options)
+                # The action and its audit, or neither.
+                with writing(using):
+                    done[schedule.pk] = self._act(using, schedule.pk, options)
             except Exception as error:  # noqa: BLE001
                 self.stderr.write(f"{schedule.pk}: {why_nothing(schedule.pk, error)}", self.style.WARNING)
         if options["json"]:
