@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -252,14 +252,17 @@ def _due_mover(using: str, ids: Sequence[int]) -> Callable[[Message, datetime, d
     Its time to live stays as long as it was. That counts from the due time that a call gave: no retry moves it.
     """
 
-    @cache
-    def given() -> dict[int, datetime]:
-        return due_times_given(using, ids)
+    # The log is read in parts, each when the first of its messages needs it: those that one transaction locks.
+    parts = {pk: part for part in chunks(tuple(ids), MOVES_PER_TRANSACTION) for pk in part}
+
+    @lru_cache(maxsize=1)
+    def given(part: Sequence[int]) -> dict[int, datetime]:
+        return due_times_given(using, part)
 
     def moved_due(message: Message, due: datetime, at: datetime) -> dict[str, datetime | None]:
         if due == message.due_at and not message.is_expired(at):
             return {}
-        former = given().get(message.pk) if message.expires_at and message.deliveries else None
+        former = given(parts[message.pk]).get(message.pk) if message.expires_at and message.deliveries else None
         expires = message.expires_at and message.expires_at - (former or message.due_at) + due
         return {"due_at": due, "expires_at": expires}
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_delayq import (
@@ -25,11 +26,12 @@ from django_delayq import (
 )
 from django_delayq.core.states import State
 from django_delayq.models import Message
-from django_delayq.record import held_keys, reads
+from django_delayq.record import held_keys, reads, transitions
+from django_delayq.record.sql.rows import Failure
 from tests.support.claims import DB, needs_row_locks
 from tests.support.rows import unguarded
 from tests.support.statements import count_statements
-from tests.support.steps import TOPIC, at_once, claimed, fail, later, log, lose, message, moves, state, succeed
+from tests.support.steps import TOPIC, at_once, claim, claimed, fail, later, log, lose, message, moves, state, succeed
 from tests.support.together import Together
 from tests.support.transactions import unfinished, waits_for_a_lock
 from tests.support.workers import PATIENCE, eventually
@@ -123,6 +125,17 @@ def test_a_conflict_leaves_the_callers_transaction_usable() -> None:
 
 def keyed(keys: Iterable[str], **options: Any) -> list[Any]:
     return [{"topic": TOPIC, "key": key, "delay": "1h", **options} for key in keys]
+
+
+def test_the_log_of_many_retried_messages_is_read_in_parts() -> None:
+    rows = keyed(map(str, range(1_002)), expires="2h", on_conflict="debounce")
+    running = claim(*[row.pk for row in schedule_messages([{**row, "delay": 0} for row in rows])])
+    hour = timedelta(hours=1)
+    transitions.fail(DB, [Failure(row.id, row.deliveries, "worker:a", delay=hour) for row in running])
+    with CaptureQueriesContext(connection) as captured:
+        again = schedule_messages([{**row, "delay": "3h"} for row in rows])
+    assert {row.expires_at - row.due_at for row in again if row.expires_at} == {2 * hour}
+    assert len([query for query in captured if 'FROM "delayq_transition"' in query["sql"]]) == 2
 
 
 @committed

@@ -89,7 +89,9 @@ def test_an_impossible_pause_is_refused_and_no_action(words: tuple[str, ...]) ->
     assert not Queue.objects.exists()
 
 
-@pytest.mark.parametrize("words", ["delayq_queue pause sms", "delayq_queue resume mail", "delayq_limit reset --queue mail"])
+@pytest.mark.parametrize(
+    "words", ["delayq_queue pause sms", "delayq_queue resume mail", "delayq_limit reset --queue mail"]
+)
 def test_an_action_whose_audit_cannot_be_written_is_not_done(words: str) -> None:
     run("delayq_queue", "pause", "mail")
     run("delayq_limit", "override", "--queue", "mail", "--limit", "1")
