@@ -63,10 +63,7 @@ class ConsolePages(_ModelAdmin):
             shown["title"] = str(self.opts.verbose_name_plural).capitalize()
             shown["filters"] = [(spec.title, list(spec.choices(cl))) for spec in cl.filter_specs]
             shown["columns"] = dict(_columns(cl))
-            shown["pages"] = [
-                (number, cl.get_query_string({PAGE_VAR: number}), number == cl.page_num)
-                for number in cl.paginator.page_range
-            ]
+            shown["pages"] = extra_context["page_links"](cl.paginator, cl.page_num, partial(_page_url, cl))
             shown.update(self.shown_in_console(request, cl, extra_context))
         return response
 
@@ -82,6 +79,10 @@ class ConsolePages(_ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return super().has_delete_permission(request, obj) and not console_conf.get().READ_ONLY
+
+
+def _page_url(cl: ChangeList, number: int) -> str:
+    return cl.get_query_string({PAGE_VAR: number})
 
 
 def _columns(cl: ChangeList) -> Iterator[tuple[str, SimpleNamespace]]:

@@ -308,6 +308,15 @@ def test_the_console_pages_through_a_filtered_list(chief: Client, monkeypatch: p
 
 
 @pytest.mark.console
+def test_the_console_links_few_of_many_pages(chief: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin.site.get_model_admin(Schedule), "list_per_page", 1)
+    for number in range(12):
+        create_schedule(f"s{number:02}", "t.ok", every="1h")
+    assert [label for label in links(chief, "?p=6") if label.isdigit()] == ["1", "4", "5", "6", "7", "8", "12"]
+    assert names(chief, links(chief, "?p=6")["12"]) == ["s11"]
+
+
+@pytest.mark.console
 def test_the_console_filters_the_list(chief: Client) -> None:
     for name in "ab":
         create_schedule(name, "t.ok", every="1h", paused=name == "a")

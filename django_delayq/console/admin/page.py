@@ -203,14 +203,15 @@ def paged(request: HttpRequest, rows: Sequence[T], size: int) -> tuple[list[T], 
     """Return the rows of the page that the address names, and a link to each page where there are several."""
     found = Paginator(rows, size).get_page(request.GET.get("page"))
     links = page_links(found.paginator, found.number, lambda number: _query(request, "page", str(number)))
-    return list(found.object_list), links if found.paginator.num_pages > 1 else []
+    return list(found.object_list), links
 
 
 def page_links(paginator: Paginator[Any], now: int, url: Callable[[int], str]) -> list[SimpleNamespace]:
-    """Return the links to the pages of a list, and the gaps between them, as ``choices.html`` shows them."""
+    """Return the links to the pages of a list, if it has several, and the gaps between them, for ``choices.html``."""
     return [
         SimpleNamespace(label=str(number), url=url(number) if isinstance(number, int) else "", chosen=number == now)
         for number in paginator.get_elided_page_range(now, on_each_side=2, on_ends=1)
+        if paginator.num_pages > 1
     ]
 
 

@@ -38,7 +38,7 @@ def host(
     """Return the answer of another app's view as a page of the console, with its context as ``extra_context``."""
 
     def within(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
-        lent = {"spark": charts.spark, "audited": partial(_audited, shown, request)}
+        lent = {"spark": charts.spark, "page_links": page.page_links, "audited": partial(_audited, shown, request)}
         frame = {**page.navigation(shown, request, guest.model), **lent}
         has_sidebar = frame.pop("is_nav_sidebar_enabled")
         response = view(request, *args, **{"extra_context": frame, **kwargs})
