@@ -26,7 +26,7 @@ from django.db import connections as django_connections
 from django.db import router
 
 from .broker import check_settings, describe
-from .core import values
+from .core import actors, values
 from .core.bounds import LENGTHS
 from .core.durations import Duration
 from .core.names import near
@@ -142,7 +142,7 @@ class EmbeddedWorker:
         if process is None or thread is None or process.pid != os.getpid():
             return True
         process.stop()
-        if threading.current_thread().name.startswith("delayq-"):
+        if thread is threading.current_thread() or process.is_caller:
             return False
         _join(thread, 2 * self.options.graceful_timeout + END_TIME)
         if thread.is_alive():
@@ -235,6 +235,12 @@ class _Process(WorkerProcess):
 
     def _name_sessions(self) -> None:
         """Leave the names of sessions alone: other parts of this process open sessions, too."""
+
+    @property
+    def is_caller(self) -> bool:
+        """True in the threads of this worker, and in what its handlers have other threads call."""
+        is_handler = actors.current().startswith(f"worker:{self.name}/")
+        return is_handler or threading.current_thread() in (self.consumer, *self.threads)
 
     def _watch(self) -> bool:
         if not self.begun.done():

@@ -220,6 +220,36 @@ def test_a_handler_may_end_its_worker(is_async: bool) -> None:
     assert (answers, path_of(message)) == ([False], ["scheduled", "running", "consumed"])
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_ends_another_worker_and_waits_for_it(is_async: bool) -> None:
+    answers: list[bool] = []
+
+    def end(message: Delivered) -> None:
+        answers.append(other.stop())
+
+    async def end_from_loop(message: Delivered) -> None:
+        await sync_to_async(end)(message)
+
+    handler("e.end", queue="ends")(end_from_loop if is_async else end)
+    with EmbeddedWorker(threads=1, queues=["other"]) as other, EmbeddedWorker(threads=1, queues=["ends"]):
+        wait_until(schedule_message("e.end"), State.CONSUMED)
+        assert (answers, other.is_alive) == ([True], False)
+
+
+def test_a_sync_call_of_an_async_handler_may_end_its_worker() -> None:
+    answers: list[bool] = []
+
+    @handler("e.end")
+    async def end(message: Delivered) -> None:
+        answers.append(await sync_to_async(worker.stop)())
+        answers.append(await asyncio.to_thread(worker.stop))
+        answers.append(await asyncio.get_running_loop().run_in_executor(None, worker.stop))
+
+    with EmbeddedWorker(threads=1) as worker:
+        message = wait_until(schedule_message("e.end"), State.CONSUMED)
+    assert (answers, path_of(message)) == ([False] * 3, ["scheduled", "running", "consumed"])
+
+
 def test_an_async_handler_that_does_not_finish_is_released() -> None:
     begun = threading.Event()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ... import extensions, middleware
@@ -274,10 +275,14 @@ class WorkerProcess:
         limit = self.options.max_runtime
         return limit is not None and time.monotonic() - self._started >= limit
 
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """The threads that live as long as this process, but for the consumer, which may end by itself."""
+        return (self.recorder, self.recorder.sender, *self.pool.members, *self.runners)
+
     def _is_broken(self) -> bool:
         """Return whether a thread has died: the process would look alive and do half of its work."""
-        threads = (self.recorder, self.recorder.sender, *self.pool.members, *self.runners)
-        dead = [thread.name for thread in threads if not thread.is_alive()]
+        dead = [thread.name for thread in self.threads if not thread.is_alive()]
         # ``is_done`` is read last: the consumer may have ended by itself a moment ago.
         if self.consumer is not None and not self.consumer.is_alive() and not self.consumer.is_done:
             dead.append(self.consumer.name)

@@ -135,10 +135,10 @@ class _Thread:
 
 
 class _OtherExecutor(ThreadPoolExecutor):
-    """The loop's default executor. Its threads keep no database connection between two calls."""
+    """The loop's default executor. A call has the context of its caller, and leaves no database connection open."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(_call_and_close, fn, *args, **kwargs)
+        return super().submit(contextvars.copy_context().run, _call_and_close, fn, *args, **kwargs)
 
 
 def _call_and_close(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
