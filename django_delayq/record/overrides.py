@@ -6,6 +6,7 @@ limit that holds no more, and nobody has to ask for changes while there are none
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,12 +22,13 @@ class Known(NamedTuple):
 
     last: int = 0
     in_force: Mapping[str, LimitOverride] = {}
-    # When the record was asked for them (monotonic).
+    # When the record had told them (monotonic).
     at: float = float("-inf")
 
 
-# What this process has read, by database alias. A thread replaces the value of an alias as a whole.
+# What this process has read, by database alias. A thread replaces the value of an alias as a whole, under the lock.
 _known: dict[str, Known] = {}
+_lock = threading.Lock()
 NOTHING = Known()
 # Pages and commands read the overrides again when those that the process has are older than this. Seconds.
 FRESH = 0.5
@@ -38,15 +40,16 @@ def known(using: str) -> Known:
 
 
 def read(using: str) -> None:
-    """Read the overrides. What another thread has asked for later stays: its answer is the newer one."""
+    """Read the overrides. Of two threads that read at one moment the one with the later change is right."""
     asked = time.monotonic()
     rows = LimitOverride.objects.using(using).annotate(
         holds=Case(When(LimitOverride.IN_FORCE, then=Value(True)), default=Value(False))
     )
     found = list(rows.order_by("pk"))
-    in_force = {row.name: row for row in found if row.holds}
-    if asked >= known(using).at:
-        _known[using] = Known(max([row.pk for row in found], default=0), in_force, asked)
+    last, in_force = max([row.pk for row in found], default=0), {row.name: row for row in found if row.holds}
+    with _lock:
+        if asked >= known(using).at or last >= known(using).last:
+            _known[using] = Known(last, in_force, time.monotonic())
 
 
 def read_again(using: str) -> None:
@@ -57,7 +60,8 @@ def read_again(using: str) -> None:
 
 def doubt(using: str) -> None:
     """Have ``read_again`` read the overrides in any case: this process changes one."""
-    _known[using] = known(using)._replace(at=NOTHING.at)
+    with _lock:
+        _known[using] = known(using)._replace(at=NOTHING.at)
 
 
 def deciding(using: str, name: str) -> LimitOverride | None:

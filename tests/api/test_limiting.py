@@ -66,6 +66,21 @@ def test_an_answer_that_is_late_hides_no_newer_one() -> None:
     assert [*overrides.known(DB).in_force] == ["topic l.free"]
 
 
+def test_a_question_that_is_late_has_the_newer_answer() -> None:
+    earlier = iter([look])
+
+    def be_late(execute: Any, *given: Any) -> Any:
+        for act in earlier:
+            act()
+            # Another process changes it.
+            LimitOverride.objects.create(name="topic l.free", limit=2)
+        return execute(*given)
+
+    with connection.execute_wrapper(be_late):
+        look()
+    assert [*overrides.known(DB).in_force] == ["topic l.free"]
+
+
 def test_a_worker_that_has_not_read_a_change_claims_nothing(declare: Declare) -> None:
     declare("l.free")
     made = due(3)
