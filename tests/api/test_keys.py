@@ -128,12 +128,12 @@ def keyed(keys: Iterable[str], **options: Any) -> list[Any]:
 
 
 def test_the_log_of_many_retried_messages_is_read_in_parts() -> None:
-    rows = keyed(map(str, range(1_002)), expires="2h", on_conflict="debounce")
-    running = claim(*[row.pk for row in schedule_messages([{**row, "delay": 0} for row in rows])])
+    keys, choice = [*map(str, range(1_002))], {"expires": "2h", "on_conflict": "debounce"}
+    running = claim(*[row.pk for row in schedule_messages(keyed(keys, delay=0, **choice))])
     hour = timedelta(hours=1)
     transitions.fail(DB, [Failure(row.id, row.deliveries, "worker:a", delay=hour) for row in running])
     with CaptureQueriesContext(connection) as captured:
-        again = schedule_messages([{**row, "delay": "3h"} for row in rows])
+        again = schedule_messages(keyed(keys, delay="3h", **choice))
     assert {row.expires_at - row.due_at for row in again if row.expires_at} == {2 * hour}
     assert len([query for query in captured if 'FROM "delayq_transition"' in query["sql"]]) == 2
 
