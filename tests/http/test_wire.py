@@ -15,6 +15,7 @@ from asgiref.sync import async_to_sync
 from asgiref.testing import ApplicationCommunicator
 from django.core.asgi import get_asgi_application
 from django.db import connections
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq import handler, middleware, schedule_message
 from django_delayq.core import once
@@ -57,6 +58,15 @@ def consume(wire: Wire, queue: str = "q1", query: str = "") -> Any:
 
 def data(job: dict[str, Any]) -> bytes:
     return base64.b64decode(job["data"])
+
+
+@pytest.mark.parametrize("path", ["size", "deadletter", "deadletter/size"])
+def test_the_count_for_a_size_is_bounded(wire: Wire, path: str) -> None:
+    publish(wire)
+    with CaptureQueriesContext(connections["default"]) as captured:
+        wire("GET", f"/api/ns1/q1/{path}")
+    (counts,) = [query["sql"] for query in captured if "COUNT(" in query["sql"]]
+    assert "LIMIT 100000" in counts
 
 
 def test_an_acknowledgement_is_told_as_that_of_a_program(wire: Wire) -> None:
