@@ -30,6 +30,7 @@ from ...inspector import stats, worker_list
 from ...inspector.numbers import Capped, total
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
+from ...record import reads
 from ..console_tuning import timeouts
 from ..models import Limits, Topics
 from ..search import texts as searches
@@ -189,7 +190,7 @@ class LimitsAdmin(Page):
 
 def _known(using: str) -> dict[str, list[str]]:
     """Return the topics and queues that the form suggests."""
-    topics = worker_list.known_topics(worker_list.list_workers(using, timezone.now()))
+    topics = worker_list.known_topics(worker_list.list_workers(using, reads.now(using)))
     return {"topic": sorted(topics), "queue": sorted(worker_list.known_queues(using))}
 
 
