@@ -93,10 +93,15 @@ def timing(message: Message, now: datetime, kind: str = "") -> str:
     if message.state != State.SCHEDULED:
         return ""
     if message.due_at > now:
-        return _("in %(span)s") % {"span": unbroken(message.due_at - now)}
+        return distance(message.due_at, now)
     is_meant_to_wait = kind == "paused" or pulled.terms(message.queue) is not None
     text = _("due for %(span)s") if is_meant_to_wait else _("overdue by %(span)s")
     return text % {"span": unbroken(now - message.due_at)}
+
+
+def distance(at: datetime, now: datetime) -> str:
+    """Return in words how long ago or ahead a moment is."""
+    return (_("in %(span)s") if at > now else _("%(span)s ago")) % {"span": unbroken(abs(at - now))}
 
 
 def unbroken(length: timedelta) -> str:

@@ -305,8 +305,7 @@ class MessageAdmin(ExportView, MessagePage):
     def ended(self, message: Message) -> str | None:
         if message.finished_at is None:
             return None
-        ago = explanation.unbroken(vars(message)["read_at"] - message.finished_at)
-        return _when(message, message.finished_at, gettext("%(span)s ago") % {"span": ago})
+        return _when(message, message.finished_at, explanation.distance(message.finished_at, vars(message)["read_at"]))
 
     @admin.display(description=_("attempts"), ordering="attempts")
     def tries(self, message: Message) -> str:

@@ -197,7 +197,7 @@ class MessagePage(ActionPages):
             "deliveries": told,
             "zone": timezone.get_current_timezone_name(),
             "actions": self.offered(request, message),
-            "facts": self._facts(message, in_line),
+            "facts": self._facts(message, in_line, now),
             "copied": (_("id"), _("key")),
             "payload": content[: tuning.payload_characters],
             "cut": len(content) > tuning.payload_characters,
@@ -218,7 +218,7 @@ class MessagePage(ActionPages):
         }
         return page.response(self, request, str(message), "message/change_form", facts)
 
-    def _facts(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
+    def _facts(self, message: Message, in_line: explanation.InLine | None, now: datetime) -> list[tuple[str, str]]:
         limit = "" if message.max_attempts is None else f" / {message.max_attempts}"
         facts: list[tuple[Any, Any]] = [
             (_("id"), message.pk),
@@ -240,11 +240,8 @@ class MessagePage(ActionPages):
             (_("lease"), message.lease and brief(message.lease)),
             (_("retry policy"), payload.compact(message.retry) if message.retry else _("the handler's")),
         ]
-        return [
-            (str(name), moment(value) if hasattr(value, "isoformat") else str(value))
-            for name, value in facts
-            if value not in (None, "")
-        ]
+        told = ((name, _when(value, now) if isinstance(value, datetime) else value) for name, value in facts)
+        return [(str(name), str(value)) for name, value in told if value not in (None, "")]
 
     def _related(self, message: Message, in_line: explanation.InLine | None) -> list[tuple[str, str]]:
         """Return labels and addresses of lists of related messages."""
@@ -261,6 +258,11 @@ class MessagePage(ActionPages):
             texts.append((_("running under its limit"), running_text(in_line.limit.name)))
             texts.append((_("waiting for the same limit"), searches.term_text("limit", in_line.limit.name)))
         return [(label, self.list_url(Message, text, state="all")) for label, text in texts]
+
+
+def _when(at: datetime, now: datetime) -> str:
+    """Return a moment, and in words how long ago or ahead it is."""
+    return f"{moment(at)}, {explanation.distance(at, now)}"
 
 
 def _alike_text(message: Message) -> str:

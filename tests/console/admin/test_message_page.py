@@ -135,6 +135,13 @@ def compared(client: Client, message: Message) -> dict[str, tuple[str, str]]:
     return {row.name: (row.record, row.redis) for row in page_of(client, message).context["compared"]}
 
 
+def test_the_record_says_its_times_and_how_far_they_are(viewer: Client) -> None:
+    message = samples.scheduled(delay="90m")
+    facts = dict(viewer.get(samples.change_url(message)).context["facts"])
+    assert re.fullmatch(r"[\d: .-]+, in 1\sh\s\d+\sm", facts["due"])
+    assert re.fullmatch(r"[\d: .-]+, \d+\ss ago", facts["created"])
+
+
 def test_the_record_and_redis_stand_side_by_side(viewer: Client, redis_client: Any) -> None:
     first = samples.scheduled(delay="5m")
     message = samples.scheduled(delay="5m")
