@@ -26,7 +26,6 @@ from ..record import admission, overrides, reads
 from ..record.sql import limit_statements, statements
 from ..record.sql.limited import Count
 from ..record.sql.sessions import without_jit
-from ..restore import reading
 from ..restore.horizon import refuse_foreign
 from .coming import Coming, TopicDue, due_by_topic, due_soon
 from .numbers import CAPS, NONE, Capped, Caps, capped, total
@@ -67,6 +66,8 @@ class Snapshot(NamedTuple):
     running: Capped
     # They include the messages that wait for limits.
     scheduled: Capped
+    # The messages that wait for limits, as far as they were read.
+    lines: tuple[Due, ...] = ()
 
     @property
     def limited(self) -> Capped:
@@ -106,16 +107,15 @@ def take_snapshot(using: str, caps: Caps = CAPS) -> Snapshot:
     """Count the waiting messages of each queue."""
     cap = caps.counted
     now = reads.now(using)
-    queues = dict.fromkeys(reading.queues(using), QueueSnapshot()) | _queues(using, now, cap)
-    if closed := admission.full_lately(using):
-        _take_limited_out(using, queues, closed, now, caps)
+    queues = dict.fromkeys(sorted(pulled.without(registry.queues())), QueueSnapshot()) | _queues(using, now, cap)
+    lines = _take_limited_out(using, queues, now, caps)
     scheduled = total(queue.scheduled for queue in queues.values())
     # Where the count stopped at the cap, the estimated number of entries in the partial index is shown.
     guess = (statements(using).estimated_rows("delayq_todo") or 0) if scheduled.more else 0
     if guess > scheduled.count:
         scheduled = Capped(guess, about=True)
     running = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")[: cap + 1].count()
-    return Snapshot(now, queues, capped(running, cap), scheduled)
+    return Snapshot(now, queues, capped(running, cap), scheduled, lines)
 
 
 def overdue_cutoff(now: datetime) -> datetime:
@@ -134,20 +134,24 @@ def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
     return {name: queue if name in served else queue.without_overdue() for name, queue in found.items()}
 
 
-def _take_limited_out(
-    using: str, queues: dict[str, QueueSnapshot], closed: Collection[str], now: datetime, caps: Caps
-) -> None:
-    """Move the messages that wait for limits, whose names ``closed`` has, into a count of their own."""
+def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], now: datetime, caps: Caps) -> tuple[Due, ...]:
+    """Move the messages that wait for limits into a count of their own, and return them."""
+    if not (closed := admission.full_lately(using)):
+        return ()
     due: defaultdict[str, list[Due]] = defaultdict(list)
     for each in read_due(using, closed, now=now, overdue_since=overdue_cutoff(now), caps=caps):
         due[each.queue].append(each)
-    oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
+    oldest = {name: min((each.oldest for each in some if each.is_late), default=None) for name, some in due.items()}
+    # Where all that were read wait for limits, late ones may stand behind them.
+    if any(oldest[name] is None and may_be_more(some, caps) for name, some in due.items()):
+        oldest = {head.queue: head.due_at for head in overdue_heads(using, closed, overdue_cutoff(now))}
     for name, some in due.items():
         # A message may have come since the queues were counted, and limited messages may stand behind those that were
         # read.
         more = may_be_more(some, caps)
         if name in queues and (more or any(each.limit is not None for each in some)):
             queues[name] = _without_limited(queues[name], some, oldest.get(name), more=more)
+    return tuple(each for some in due.values() for each in some if each.limit is not None)
 
 
 def _without_limited(queue: QueueSnapshot, due: Sequence[Due], oldest: datetime | None, *, more: bool) -> QueueSnapshot:
@@ -233,9 +237,14 @@ def lines_of(using: str, all_due: Iterable[Due], most: int, *, more: bool) -> Li
     return Lines(Capped(len(numbers), more), *(tuple(states[name] for name in names) for names in (longest, first)))
 
 
-def all_limits(using: str, most: int) -> Lines:
+def lines_in(using: str, seen: Snapshot, most: int) -> Lines:
+    """Return what ``longest_lines`` does, as a snapshot has seen it."""
+    return lines_of(using, seen.lines, most, more=seen.limited.more)
+
+
+def all_limits(using: str, seen: Snapshot, most: int) -> Lines:
     """Return the longest lines, after them limits that are overridden, and then those that are declared or in use."""
-    return with_others(using, longest_lines(using, most), known_limits(using), most)
+    return with_others(using, lines_in(using, seen, most), known_limits(using), most)
 
 
 def with_others(using: str, lines: Lines, known: set[str], most: int) -> Lines:
@@ -386,7 +395,7 @@ def collect(using: str, broker: RedisBroker | None, caps: Caps = EXACT) -> Stats
     with without_jit(using):
         paused, in_force = pausing.paused(using), limiting.in_force(using)
         snapshot = take_snapshot(using, caps).without_paused(paused)
-        lines = longest_lines(using, caps.lines, caps) if snapshot.limited.count else Lines()
+        lines = lines_in(using, snapshot, caps.lines)
         topics = due_by_topic(using, snapshot.at, overdue_cutoff(snapshot.at), paused)
         coming = due_soon(using, snapshot.at, snapshot.queues)
         estimate = statements(using).estimated_rows("delayq_message")

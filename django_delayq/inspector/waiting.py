@@ -50,6 +50,11 @@ class Due(NamedTuple):
     oldest: datetime
     limit: str | None
 
+    @property
+    def is_late(self) -> bool:
+        """Whether some of them are overdue, and wait for no limit."""
+        return self.limit is None and self.overdue > 0
+
 
 def count_waiting(
     using: str, *, now: datetime, overdue_since: datetime, limit: int

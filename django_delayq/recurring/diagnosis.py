@@ -30,9 +30,9 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)
         return
-    if behind := schedules.due(using, CAPS.named + 1, since=tuning.late):
+    if behind := schedules.due(using, CAPS.named + 1, workers.at, since=tuning.late):
         yield _warning(_("Workers make no messages, and log the reason, for: %(names)s."), behind)
-    if silent := schedules.silent(using):
+    if silent := schedules.silent(using, workers.at):
         text = _(
             "The next times of these schedules count as past, as after a clock that was ahead, and get no message;"
             " pause and resume them: %(names)s."

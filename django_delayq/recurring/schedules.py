@@ -152,12 +152,14 @@ def skip_next(name: str, *, using: str | None = None) -> Message:
 # --- what a worker does -----------------------------------------------------------------------------------------------
 
 
-def due(using: str, limit: int, *, since: timedelta = timedelta(0), free: bool = False) -> list[str]:
+def due(
+    using: str, limit: int, now: datetime | None = None, *, since: timedelta = timedelta(0), free: bool = False
+) -> list[str]:
     """Return the names of schedules whose next occurrence was due ``since`` ago or earlier, the most urgent first.
 
     ``free`` passes over those that another transaction has locked.
     """
-    now = reads.now(using)
+    now = now or reads.now(using)
     rows = Schedule.objects.using(using).filter(behind(now, now - since))
     with own_transaction(using) if free else nullcontext():
         found = locked(using, rows, wait=False) if free else rows
@@ -242,12 +244,11 @@ def prune(using: str) -> None:
         past.filter(~Exists(there), ~Exists(before)).delete()
 
 
-def silent(using: str) -> list[str]:
+def silent(using: str, now: datetime) -> list[str]:
     """Return the names of schedules whose next time counts as decided, although no message was made for it.
 
     Looks at the thousand schedules that are decided the farthest into the future.
     """
-    now = reads.now(using)
     is_decided = Q(ended=False, last_at__gt=now) | Q(Q(ended=True), ~Q(ends_at__lte=now))
     rows = Schedule.objects.using(using).filter(is_decided, paused=False).order_by("-last_at")
     decided = {}

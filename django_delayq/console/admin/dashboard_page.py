@@ -47,7 +47,7 @@ class DashboardAdmin(Page):
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
         window = page.chosen(request, "window", _WINDOWS)
-        data, links = page_data.gather(), self.list_url
+        data, links = PageData(), self.list_url
         coming, past = page_data.coming(data, window), page_data.past(data, window)
         asked = (data.snapshot, data.workers, data.paused, data.lines, data.redis, past, page_data.failing(data))
         problems = panels.problems(*asked)

@@ -113,7 +113,7 @@ class HealthAdmin(Page):
     template = "health"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        data = page_data.gather()
+        data = PageData()
         using = data.using
         held = page_data.held(data, "held all", _queues(data))
         table = panels.load("table", using, _table_state, using, kept=tuning.slow_panel_kept)

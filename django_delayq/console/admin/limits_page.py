@@ -39,6 +39,7 @@ from . import charts, page, page_data, panels
 from .explanation import limit_text, limit_words, override_facts, span, terms_text
 from .forms import PauseForm, ReasonField
 from .page import Page
+from .page_data import PageData
 from .readonly import ReadOnly
 
 # A topic shows this many of its keys.
@@ -117,11 +118,11 @@ class LimitsAdmin(Page):
     template = "limits"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        data = page_data.gather()
+        data = PageData()
         change = change_urls(self, request)
         # The overrides are read anew for each page, because a user who has just overridden a limit wants to see it.
         panels.load("overrides", data.using, limiting.in_force, data.using, kept=0.0)
-        found = page_data.limits(data.using)
+        found = data.limits
         known = found.value.longest if found.value else ()
         listed = families(self, known, data.at, change["override_url"])
         return {

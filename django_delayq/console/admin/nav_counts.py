@@ -19,6 +19,7 @@ from ..models import Dashboard, DeadLetters, Limits
 from ..statements import TooSlow, answering_within
 from . import needs, page_data, panels
 from .explanation import clock
+from .page_data import PageData
 from .readonly import ReadOnly
 
 
@@ -49,7 +50,7 @@ def read(page: ReadOnly, request: HttpRequest) -> dict[type[Model], NavCount]:
 
 
 def _read(page: ReadOnly, request: HttpRequest) -> Iterator[tuple[type[Model], NavCount]]:
-    data = page_data.gather()
+    data = PageData()
     # Now has read the times behind of its window.
     window = request.GET.get("window", "") if page.model is Dashboard else ""
     past = page_data.past(data, window if window in ("day", "week") else "hour").value

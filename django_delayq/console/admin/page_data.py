@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 
 from django.db import router
 from django.utils import timezone, translation
+from django.utils.functional import cached_property
 
 from ... import extensions, models
 from ...api import pausing
@@ -31,55 +32,72 @@ from .panels import Panel
 MOST_LIMITS = 1000
 
 
-@dataclass(frozen=True, slots=True)
 class PageData:
-    """The data of one moment, as far as it could be read."""
+    """The data of one request, each part read when the page first asks for it, as far as it can be read."""
 
-    using: str
-    at: datetime
-    snapshot: Panel[Snapshot]
-    # The longest lines before limits.
-    lines: Panel[Lines]
-    workers: Panel[WorkerList]
-    paused: Panel[dict[str, models.Queue]]
-    redis: Panel[RedisStats]
-    # Queues with scheduled messages that Redis lacks, the fullest first; if no queue has any, the queues of workers.
-    unfilled: Panel[list[str]]
-    pending: Panel[list[str]]
-    # The tables whose rows the database may hide from the role of this process.
-    hidden: Panel[HiddenRows]
-    # The findings of extensions.
-    findings: Panel[list[Finding]]
+    def __init__(self) -> None:
+        self.using = router.db_for_read(models.Message)
 
+    @cached_property
+    def snapshot(self) -> Panel[Snapshot]:
+        return panels.load("snapshot", self.using, stats.take_snapshot, self.using)
 
-def gather() -> PageData:
-    """Read the data of this moment."""
-    using = router.db_for_read(models.Message)
-    seen = panels.load("snapshot", using, stats.take_snapshot, using)
-    at = seen.value.at if seen.value else timezone.now()
-    workers = panels.load("workers", using, worker_list.list_workers, using, at)
-    language = translation.get_language()
-    return PageData(
-        using,
-        at,
-        seen,
-        panels.load("lines", using, _lines, using, seen.value),
-        workers,
-        panels.load("paused", using, pausing.paused, using),
-        panels.load(f"redis {conf.get().REDIS!r}", using, redis),
-        panels.load("unfilled", using, _unfilled, seen.value, workers.value),
-        panels.load("pending", using, pending_migrations, using, kept=tuning.slow_panel_kept),
-        panels.load("hidden rows", using, hidden_rows, using, kept=tuning.slow_panel_kept),
-        panels.load(f"findings {language}", using, _findings, using, workers.value),
-    )
+    @cached_property
+    def at(self) -> datetime:
+        """The moment of the snapshot."""
+        return self.snapshot.value.at if self.snapshot.value else timezone.now()
+
+    @cached_property
+    def lines(self) -> Panel[Lines]:
+        """The longest lines before limits."""
+        return self._lines("lines", stats.lines_in, 10)
+
+    @cached_property
+    def limits(self) -> Panel[Lines]:
+        """The limits, those with the longest lines first."""
+        return self._lines("all limits", stats.all_limits, MOST_LIMITS)
+
+    def _lines(self, name: str, read: Callable[[str, Snapshot, int], Lines], most: int) -> Panel[Lines]:
+        if (seen := self.snapshot).value is None:
+            return Panel(error=seen.error)
+        return panels.load(name, self.using, read, self.using, seen.value, most)
+
+    @cached_property
+    def workers(self) -> Panel[WorkerList]:
+        return panels.load("workers", self.using, worker_list.list_workers, self.using, self.at)
+
+    @cached_property
+    def paused(self) -> Panel[dict[str, models.Queue]]:
+        return panels.load("paused", self.using, pausing.paused, self.using)
+
+    @cached_property
+    def redis(self) -> Panel[RedisStats]:
+        return panels.load(f"redis {conf.get().REDIS!r}", self.using, redis)
+
+    @cached_property
+    def unfilled(self) -> Panel[list[str]]:
+        """The queues with scheduled messages that Redis lacks, the fullest first; if none has any, those of workers."""
+        return panels.load("unfilled", self.using, _unfilled, self.snapshot.value, self.workers.value)
+
+    @cached_property
+    def pending(self) -> Panel[list[str]]:
+        """The migrations that are not applied."""
+        return panels.load("pending", self.using, pending_migrations, self.using, kept=tuning.slow_panel_kept)
+
+    @cached_property
+    def hidden(self) -> Panel[HiddenRows]:
+        """The tables whose rows the database may hide from the role of this process."""
+        return panels.load("hidden rows", self.using, hidden_rows, self.using, kept=tuning.slow_panel_kept)
+
+    @cached_property
+    def findings(self) -> Panel[list[Finding]]:
+        """The findings of extensions."""
+        name = f"findings {translation.get_language()}"
+        return panels.load(name, self.using, _findings, self.using, self.workers.value)
 
 
 def _findings(using: str, workers: WorkerList | None) -> list[Finding]:
     return [] if workers is None else extensions.findings(using, workers)
-
-
-def _lines(using: str, seen: Snapshot | None) -> Lines:
-    return stats.longest_lines(using, 10) if seen is None or seen.limited.count else Lines()
 
 
 def _unfilled(seen: Snapshot | None, workers: WorkerList | None) -> list[str]:
@@ -116,7 +134,8 @@ def unserved(data: PageData) -> list[str]:
 def coming(data: PageData, window: str) -> Panel[list[Bar]]:
     """Return the messages that fall due in the window."""
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
-    return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at)
+    queues = len(data.snapshot.value.queues) if data.snapshot.value else None
+    return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at, queues)
 
 
 def past(data: PageData, window: str) -> Panel[dict[str, Throughput]]:
@@ -140,11 +159,6 @@ def failing(data: PageData) -> Panel[list[Failing]]:
 def running(using: str) -> Panel[tuple[dict[str, list[tuple[int, str]]], bool]]:
     """Return the messages that each worker runs."""
     return panels.load("running", using, worker_list.running, using)
-
-
-def limits(using: str) -> Panel[Lines]:
-    """Return the limits, those with the longest lines first."""
-    return panels.load("all limits", using, stats.all_limits, using, MOST_LIMITS)
 
 
 def is_empty(data: PageData) -> bool:

@@ -88,7 +88,7 @@ class QueueAdmin(Page):
     template = "queues"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        data = page_data.gather()
+        data = PageData()
         # Read anew for each page, because a user who has just paused a queue wants to see it.
         paused = panels.load("paused now", data.using, pausing.paused, data.using, kept=0.0)
         names = _names(data, paused.value or {})

@@ -18,6 +18,7 @@ from ...record import reads
 from . import page_data
 from .explanation import moment, span
 from .page import Page, response
+from .page_data import PageData
 
 LABELS = {
     WorkerState.ALIVE: gettext_lazy("alive"),
@@ -32,7 +33,7 @@ class WorkerAdmin(Page):
     template = "workers"
 
     def content(self, request: HttpRequest) -> dict[str, Any]:
-        data = page_data.gather()
+        data = PageData()
         running = page_data.running(data.using)
         there = data.workers.value
         found, partial = running.value or ({}, False)

@@ -23,19 +23,22 @@ class Bar:
     number: Capped = NONE
 
 
-def count_upcoming(using: str, window: str, now: datetime) -> list[Bar]:
-    """Count the messages that fall due in each bar of the window, in the order of time. Overdue ones are in none."""
+def count_upcoming(using: str, window: str, now: datetime, queues: int | None = None) -> list[Bar]:
+    """Count the messages that fall due in each bar of the window, in the order of time. Overdue ones are in none.
+
+    ``queues``: about how many queues have messages; None: the database is asked.
+    """
     size = timedelta(seconds=WINDOWS[window].seconds)
     begin = floor(now, size)
     bars = [Bar(begin + place * size, begin + (place + 1) * size) for place in range(WINDOWS[window].steps)]
     # The first bar also has messages that are due but not overdue yet. Most messages that fell due before it have been
     # delivered.
     bars[0].start = overdue_cutoff(now)
-    queues = max(1, len(statements(using).queues()))
+    queues = len(statements(using).queues()) if queues is None else queues
     whole = tuning.bar_rows
     _count(using, bars, _share(whole, whole // 3, queues))
     if full := [bar for bar in bars if bar.number.more]:
-        _count(using, full, max(_share(whole, whole // 3, queues), tuning.recounted // len(full) // queues))
+        _count(using, full, max(_share(whole, whole // 3, queues), tuning.recounted // len(full) // max(1, queues)))
     _estimate(using, [bar for bar in bars if bar.number.more])
     return bars
 
