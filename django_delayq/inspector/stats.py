@@ -107,15 +107,15 @@ def take_snapshot(using: str, caps: Caps = CAPS) -> Snapshot:
     """Count the waiting messages of each queue."""
     cap = caps.counted
     now = reads.now(using)
-    queues = dict.fromkeys(sorted(pulled.without(registry.queues())), QueueSnapshot()) | _queues(using, now, cap)
+    found, running = _queues(using, now, cap)
+    queues = dict.fromkeys(sorted(pulled.without(registry.queues())), QueueSnapshot()) | found
     lines = _take_limited_out(using, queues, now, caps)
     scheduled = total(queue.scheduled for queue in queues.values())
     # Where the count stopped at the cap, the estimated number of entries in the partial index is shown.
     guess = (statements(using).estimated_rows("delayq_todo") or 0) if scheduled.more else 0
     if guess > scheduled.count:
         scheduled = Capped(guess, about=True)
-    running = Message.objects.using(using).filter(state=State.RUNNING).order_by("leased_until")[: cap + 1].count()
-    return Snapshot(now, queues, capped(running, cap), scheduled, lines)
+    return Snapshot(now, queues, running, scheduled, lines)
 
 
 def overdue_cutoff(now: datetime) -> datetime:
@@ -123,15 +123,17 @@ def overdue_cutoff(now: datetime) -> datetime:
     return now - bounds.OVERDUE_AFTER
 
 
-def _queues(using: str, now: datetime, cap: int) -> dict[str, QueueSnapshot]:
-    rows = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
+def _queues(using: str, now: datetime, cap: int) -> tuple[dict[str, QueueSnapshot], Capped]:
+    """Return the queues by name, and the number of all running messages."""
+    rows, running = count_waiting(using, now=now, overdue_since=overdue_cutoff(now), limit=cap + 1)
     found = {
         queue: QueueSnapshot(capped(scheduled, cap), capped(ready, cap), capped(overdue, cap), oldest, following)
         for queue, scheduled, ready, overdue, oldest, following in rows
     }
     served = set(pulled.without(found))
     # Programs take what is due in a pulled queue whenever they want to.
-    return {name: queue if name in served else queue.without_overdue() for name, queue in found.items()}
+    queues = {name: queue if name in served else queue.without_overdue() for name, queue in found.items()}
+    return queues, capped(running, cap)
 
 
 def _take_limited_out(using: str, queues: dict[str, QueueSnapshot], now: datetime, caps: Caps) -> tuple[Due, ...]:
@@ -237,12 +239,14 @@ def lines_of(using: str, all_due: Iterable[Due], most: int, *, more: bool) -> Li
     return Lines(Capped(len(numbers), more), *(tuple(states[name] for name in names) for names in (longest, first)))
 
 
-def lines_in(using: str, seen: Snapshot, most: int) -> Lines:
-    """Return what ``longest_lines`` does, as a snapshot has seen it."""
+def lines_in(using: str, seen: Snapshot | None, most: int) -> Lines:
+    """Return what ``longest_lines`` does, as a snapshot has seen it, if there is one."""
+    if seen is None:
+        return longest_lines(using, most)
     return lines_of(using, seen.lines, most, more=seen.limited.more)
 
 
-def all_limits(using: str, seen: Snapshot, most: int) -> Lines:
+def all_limits(using: str, seen: Snapshot | None, most: int) -> Lines:
     """Return the longest lines, after them limits that are overridden, and then those that are declared or in use."""
     return with_others(using, lines_in(using, seen, most), known_limits(using), most)
 

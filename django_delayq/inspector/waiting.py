@@ -36,6 +36,8 @@ WAITING = f"""
         (SELECT m.due_at FROM delayq_message m WHERE m.state = 'scheduled' AND m.queue = q.queue
           AND m.due_at > %s ORDER BY m.due_at, m.id LIMIT 1)
     FROM ({QUEUES}) q
+    UNION ALL SELECT NULL, (SELECT count(*) FROM (SELECT 1 FROM delayq_message m WHERE m.state = 'running'
+                                                  ORDER BY m.leased_until LIMIT %s) x), 0, 0, NULL, NULL
     """  # noqa: S608
 
 
@@ -58,16 +60,18 @@ class Due(NamedTuple):
 
 def count_waiting(
     using: str, *, now: datetime, overdue_since: datetime, limit: int
-) -> Iterator[tuple[str, int, int, int, datetime | None, datetime | None]]:
-    """Count the messages of each queue that are scheduled, ready and overdue, up to ``limit`` of each kind.
+) -> tuple[list[tuple[str, int, int, int, datetime | None, datetime | None]], int]:
+    """Count the messages of each queue that are scheduled, ready and overdue, and all running ones, ``limit`` of each.
 
-    Yields the queue, these numbers, and the due times of the oldest overdue message and of the next one. Ready are
-    those that are due but not yet overdue; overdue ones were due by ``overdue_since``.
+    Returns for each queue its name, these numbers, and the due times of the oldest overdue message and of the next one.
+    Ready are those that are due but not yet overdue; overdue ones were due by ``overdue_since``.
     """
     overdue, moment = _moment(using, overdue_since), _moment(using, now)
-    values = [limit, overdue, moment, limit, overdue, limit, overdue, moment]
-    for queue, scheduled, ready, late, oldest, following in _rows(using, WAITING, values):
-        yield queue, scheduled, ready, late, _time(using, oldest), _time(using, following)
+    values = [limit, overdue, moment, limit, overdue, limit, overdue, moment, limit]
+    rows = _rows(using, WAITING, values)
+    # The running ones have no queue.
+    running = next(number for queue, number, *_others in rows if queue is None)
+    return [(*row[:-2], _time(using, row[-2]), _time(using, row[-1])) for row in rows if row[0] is not None], running
 
 
 def first_ids(using: str) -> RawSQL:

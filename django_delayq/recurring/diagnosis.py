@@ -20,13 +20,14 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
     """Find out whether workers make the messages of all schedules. Without a worker the finding *Workers* says all."""
     if not workers.of(WorkerState.ALIVE):
         return
-    written = set(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
-    declared = declarations.collect_for(using)[0].keys()
+    unwritten = set(declarations.collect_for(using)[0])
+    if unwritten:
+        unwritten.difference_update(Schedule.objects.using(using).filter(declared=True).values_list("pk", flat=True))
     # Each process with the role announces its declarations, even if it has none.
     if not Declarations.objects.using(using).filter(seen_lately(workers.at, tuning.forgotten_after)).exists():
         is_active = Q(paused=False) | Q(resumes_at__lte=workers.at)
         active = Schedule.objects.using(using).filter(is_active, ended=False).values_list("pk", flat=True)
-        if wanted := {*active[: CAPS.named + 1], *(declared - written)}:
+        if wanted := {*active[: CAPS.named + 1], *unwritten}:
             text = _("No live worker has the role %(role)s, so no messages are made for: %(names)s.")
             yield _warning(text, wanted)
         return
@@ -38,7 +39,7 @@ def find(using: str, workers: WorkerList) -> Iterator[Finding]:
             " pause and resume them: %(names)s."
         )
         yield _warning(text, silent)
-    if unwritten := declared - written:
+    if unwritten:
         text = _(
             "This code declares schedules that no worker has written, because its code is older or the name belongs to"
             " a schedule made at run time: %(names)s."

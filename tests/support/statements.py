@@ -13,8 +13,8 @@ from django_delayq import schedule_messages
 from django_delayq.models import Message
 from tests.support.rows import unguarded
 
-# What frames other statements, and limits their time.
-_FRAMES = "BEGIN|COMMIT|SAVEPOINT|RELEASE|ROLLBACK|SELECT set_config|SELECT current_setting"
+# What frames other statements, limits their time, and asks for a setting of the connection.
+_FRAMES = "BEGIN|COMMIT|SAVEPOINT|RELEASE|ROLLBACK|SHOW|SELECT set_config|SELECT current_setting"
 
 
 def count_statements(run: Callable[[], object], *, frames: bool = True) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 
 from django.db import router
@@ -50,17 +49,12 @@ class PageData:
     @cached_property
     def lines(self) -> Panel[Lines]:
         """The longest lines before limits."""
-        return self._lines("lines", stats.lines_in, 10)
+        return panels.load("lines", self.using, stats.lines_in, self.using, self.snapshot.value, 10)
 
     @cached_property
     def limits(self) -> Panel[Lines]:
         """The limits, those with the longest lines first."""
-        return self._lines("all limits", stats.all_limits, MOST_LIMITS)
-
-    def _lines(self, name: str, read: Callable[[str, Snapshot, int], Lines], most: int) -> Panel[Lines]:
-        if (seen := self.snapshot).value is None:
-            return Panel(error=seen.error)
-        return panels.load(name, self.using, read, self.using, seen.value, most)
+        return panels.load("all limits", self.using, stats.all_limits, self.using, self.snapshot.value, MOST_LIMITS)
 
     @cached_property
     def workers(self) -> Panel[WorkerList]:
@@ -134,7 +128,8 @@ def unserved(data: PageData) -> list[str]:
 def coming(data: PageData, window: str) -> Panel[list[Bar]]:
     """Return the messages that fall due in the window."""
     name = f"upcoming {window} {timezone.get_current_timezone_name()}"
-    queues = len(data.snapshot.value.queues) if data.snapshot.value else None
+    seen = data.snapshot.value
+    queues = sum(queue.scheduled.count > 0 for queue in seen.queues.values()) if seen else None
     return panels.load(name, data.using, upcoming.count_upcoming, data.using, window, data.at, queues)
 
 

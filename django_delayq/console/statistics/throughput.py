@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Case, F, IntegerField, Max, Sum, When
+from django.db.models import Case, F, IntegerField, Subquery, Sum, When
 from django.db.models.functions import ExtractMinute, TruncHour
 from django.db.models.lookups import GreaterThanOrEqual
 from django.utils import timezone
@@ -151,7 +151,8 @@ def read_throughput(
     found = {name: _empty(name, now) for name in windows}
     since = min(past.start - len(past.steps) * past.step * (name in compared) for name, past in found.items())
     fine = min((past.start for past in found.values() if past.step < QUARTER), default=now + timedelta(days=1))
-    for hour, quarter, minute, counts in _sums(using, _times(fine), since, **only):
+    most = [_most(using, found[name].start) for name in compared]
+    for hour, quarter, minute, *more, counts in _sums(using, (*_times(fine), *most), since, **only):
         at = minute or hour + quarter * QUARTER
         for name, past in found.items():
             place = (at - past.start) // past.step
@@ -160,8 +161,8 @@ def read_throughput(
                 past.steps[min(place, len(past.steps) - 1)].update(counts)
             elif name in compared and place >= -len(past.steps):
                 past.before.update(counts)
-    for name in compared:
-        found[name].most = _most(using, found[name].start)
+        for name, number in zip(compared, more, strict=True):
+            found[name].most = number or 0
     return found
 
 
@@ -179,11 +180,11 @@ def _times(fine: datetime) -> tuple[Any, ...]:
     return TruncHour("at", tzinfo=UTC), quarter, Case(When(at__gte=fine, then="at"))
 
 
-def _most(using: str, since: datetime) -> int:
-    """Return the most runs that ended in one minute."""
+def _most(using: str, since: datetime) -> Subquery:
+    """Return a column for the most runs that ended in one minute."""
     rows = Rollup.objects.using(using).filter(seconds=MINUTE_SECONDS, at__gte=since)
     ended = rows.values("at").annotate(ended=Sum(F("consumed") + F("retried") + F("dead")))
-    return ended.aggregate(most=Max("ended"))["most"] or 0
+    return Subquery(ended.order_by("-ended").values("ended")[:1])
 
 
 def read_last_hour(using: str, now: datetime, column: str, names: Collection[str] = ()) -> dict[str, Throughput]:

@@ -493,7 +493,7 @@ def test_a_limit_that_is_full_for_long_has_a_line_of_what_ended_under_it(
     worker()
     name = {"topic": "t.full", "queue": "full"}[of]
     line = LimitState(f"{of} {name}", None, waiting=Capped(7), oldest=ago(hours=2))
-    monkeypatch.setattr(page_data, "_lines", lambda using, seen: Lines(Capped(1), (line,), (line,)))
+    monkeypatch.setattr(stats, "lines_in", lambda using, seen, most: Lines(Capped(1), (line,), (line,)))
     rolled(ago(minutes=20), queue="full", topic="t.full", consumed=4)
     rolled(ago(minutes=20), queue="other", topic="t.other", consumed=9)
     [row] = viewer.get(URL).context["rows"]
