@@ -30,7 +30,7 @@ def addresses() -> list[str]:
         *lists,
         *(f"{now}?window={window}" for window in ("day", "week")),
         *(f"{topics}?order={order}&window=month" for order in ("slower", "failing")),
-        *(f"{reverse(samples.LIST)}?{query}" for query in ("state=all", "state=overdue", "state=dead", "q=is:limited")),
+        *(f"{reverse(samples.LIST)}?{query}" for query in ("state=all", "state=dead")),
         f"{failures}?window=month",
         samples.change_url(message),
         samples.admin_url("topics_detail", "pay.close"),
