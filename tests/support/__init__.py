@@ -9,6 +9,7 @@ Bring a message into a state, and read what is there
     ``rows``: rows that a test changes past the guard of their model, and the columns of tables
     ``no_handlers``: a process without handlers; ``tuning``: other numbers for the time of a test
     ``referring``: a table of a project's own with a foreign key to messages
+    ``bad_day``: an installation in which all happens at once that the console can tell
 
 Run a worker
     ``workers``: ``run_delayq`` as a real process, that is stopped, killed and frozen; ``eventually``
