@@ -8,12 +8,9 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 
 from django.apps import AppConfig, apps
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
-
-from ..record.sql.sessions import own_transaction
-from ..record.sql.troubles import Trouble, trouble
 
 _PACKAGE = __package__.partition(".")[0]
 
@@ -23,22 +20,11 @@ def pending_migrations(using: str) -> list[str]:
 
     It reads their names only: a graph of all migrations of the project would keep a worker from its work for longer.
     """
-    applied = _applied(using)
+    applied = MigrationRecorder(connections[using]).applied_migrations()
     written = {config.label: sorted(_names(config.label)) for config in _own_apps() if any(config.get_models())}
     without = [f"{label} has none" for label, names in sorted(written.items()) if not names]
     pending = [f"{label}.{name}" for label, names in written.items() for name in names if (label, name) not in applied]
     return without + pending
-
-
-def _applied(using: str) -> set[tuple[str, str]]:
-    """Return the app and the name of each migration that is applied, without a look for their table."""
-    try:
-        with own_transaction(using):
-            return set(MigrationRecorder(connections[using]).migration_qs.values_list("app", "name"))
-    except DatabaseError as error:
-        if trouble(error) != Trouble.OUTDATED:
-            raise
-        return set()
 
 
 def own_tables() -> list[str]:
