@@ -292,8 +292,12 @@ def _tallies(part: IndexPart, search: Search, most: int, now: datetime) -> Itera
         # If every row matches, the same rows are not counted twice.
         del wanted["rows"]
     first = first.filter(queue=OuterRef("queue"))
+    # The first ones are due: of those that are not, no row is read for what only due ones are.
+    due = dict.fromkeys((*_DUE_PARTS, "due_rows"), first.filter(due_at__lte=now))
     hits = {
-        name: _Hits(first.annotate(hit=Case(When(hit, then=1)) if hit else Value(1)).values("hit")[: most + 1])
+        name: _Hits(
+            due.get(name, first).annotate(hit=Case(When(hit, then=1)) if hit else Value(1)).values("hit")[: most + 1]
+        )
         for name, hit in wanted.items()
     }
     queues: QuerySet[Any, Any] = Message.objects.using(part.rows.db).filter(pk__in=first_ids(part.rows.db))
