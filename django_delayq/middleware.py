@@ -151,7 +151,7 @@ def run_inside(
     ``on_error`` is called with an error before the next of them is left, and again if that one raises another error.
     The last error is raised in the end, even if one of them swallows it.
     """
-    inside = Inside(on_error)
+    inside = _Inside(on_error)
     try:
         inside.enter(contexts)
         returned = function()
@@ -167,7 +167,7 @@ async def await_inside(
     on_error: Callable[[BaseException], None],
 ) -> T:
     """Await what a function returns inside of context managers, as ``run_inside`` calls one."""
-    inside = Inside(on_error)
+    inside = _Inside(on_error)
     try:
         inside.enter(contexts)
         returned = await function()
@@ -177,7 +177,7 @@ async def await_inside(
     return returned
 
 
-class Inside:
+class _Inside:
     """Context managers that were entered, and the errors that they are left with."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:

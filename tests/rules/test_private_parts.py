@@ -18,12 +18,12 @@ from .sources import TREES, name_of
 LISTED = {"_sock"}
 # Names of Django's connections and querysets that its documentation does not have, of its models, and of asgiref, that
 # do not look private.
-OF_CONNECTIONS = {"run_on_commit", "savepoint_ids", "commit_on_exit", "needs_rollback", "errors_occurred"} | {
-    "validate_no_broken_transaction"
+OF_CONNECTIONS = {"run_on_commit", "savepoint_ids", "atomic_blocks", "commit_on_exit", "needs_rollback"} | {
+    *("errors_occurred", "validate_no_broken_transaction"),
 }
 OF_ASGIREF = {"context_to_thread_executor", "thread_sensitive_context"}
 LISTED_UNDOCUMENTED = OF_CONNECTIONS | OF_ASGIREF
-UNDOCUMENTED = LISTED_UNDOCUMENTED | {"atomic_blocks", "closed_in_transaction", "combinator", "ModelState"}
+UNDOCUMENTED = LISTED_UNDOCUMENTED | {"closed_in_transaction", "combinator", "ModelState"}
 # With an underscore, and documented all the same: by Django, by namedtuple, by Python.
 DOCUMENTED = {"_meta", "_state", "_base_manager", "_default_manager", "_replace", "_make", "_asdict", "_fields"} | {
     "_field_defaults",

@@ -414,6 +414,20 @@ def test_a_block_that_a_handler_leaves_open_is_a_failure_and_undoes_its_effects(
     assert not Effect.objects.exists()
 
 
+def test_a_block_that_a_handler_leaves_open_ends_with_it_in_a_transaction_around_it(db: None) -> None:
+    """As that of a test case."""
+
+    def leave_open(message: Delivery) -> None:
+        leave(message)
+        transaction.atomic().__enter__()
+
+    with transaction.atomic():
+        run(leave_open, transactional=True, retry=False)
+        assert not Effect.objects.exists()
+        assert connection.in_atomic_block
+    assert not connection.in_atomic_block
+
+
 def test_a_handler_has_the_isolation_and_the_access_that_its_connection_asks_for() -> None:
     needs_row_locks()
     found = []

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 from ... import middleware
 from ...core import failpoints
@@ -144,9 +143,7 @@ def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
             except Superseded as error:
                 late[delivery] = outcome_of(delivery, error)
         begun = [delivery for delivery in batch if delivery not in late]
-        if begun:
-            _execute([*begun], actor)
-        outcomes = late | {delivery: delivery.decided or Ack() for delivery in begun}
+        outcomes = late | (_execute(begun, actor) if begun else {})
         for delivery in begun:
             if delivery.on_end is not None:
                 delivery.on_end(outcomes[delivery])
@@ -156,83 +153,92 @@ def execute_batch(batch: Sequence[Delivery], actor: str) -> list[Outcome]:
             delivery.close()
 
 
-def _execute(batch: list[Delivery], actor: str) -> None:
-    """Run the handler of a batch inside of its middleware, and decide on the outcome of each delivery that fails."""
-    Delivery.join(tuple(batch))
-    error: BaseException | None = None
+class _Call:
+    """One call of the handler of a batch, inside of its middleware, which surrounds it once for each message."""
+
+    def __init__(self, batch: list[Delivery], actor: str) -> None:
+        self.batch = batch
+        self._actor = actor
+        self._has_begun = False
+        # What the middleware of single messages raised: it decides on no other message.
+        self._blamed: list[tuple[BaseException, Delivery]] = []
+
+    def perform(self) -> None:
+        """Call the handler, and note the outcome of each delivery. Raises the last error."""
+        chain = middleware.chain()
+        if chain:
+            contexts = (self._around(delivery, one) for delivery in self.batch for one in chain)
+            middleware.run_inside(contexts, self._perform, self.decide)
+        else:
+            self._perform()
+
+    def end(self, error: BaseException | None) -> None:
+        """Note what the call was left with."""
+        if error is not None:
+            self.decide(error)
+        # The tracebacks of the errors refer to frames of this call.
+        self._blamed.clear()
+
+    def _perform(self) -> None:
+        self._has_begun = True
+        _perform(self.batch, self._actor)
+
+    @contextmanager
+    def _around(self, delivery: Delivery, one: middleware.Middleware) -> Iterator[None]:
+        """Surround the call with one middleware of one message."""
+        passed: BaseException | None = None
+        try:
+            with one.handling(delivery):
+                try:
+                    yield
+                except BaseException as error:
+                    passed = error
+                    raise
+            if passed is not None:
+                # Swallowed here, but the middleware of the others sees it, too.
+                raise passed
+        except HandlerTimeout:
+            # The time of the whole call is over.
+            raise
+        except BaseException as error:
+            if error is not passed:
+                self._blamed.append((error, delivery))
+            raise
+
+    def decide(self, error: BaseException) -> None:
+        """Let what was raised decide the outcome of each message whose success is not recorded.
+
+        The middleware of a message decides on that one. If it refuses it on entry, the others begin in another call.
+        """
+        whose = next((delivery for raised, delivery in self._blamed if raised is error), None)
+        for delivery in self.batch:
+            if whose is None or (delivery is whose and not isinstance(delivery.decided, Release)):
+                _decide(self.batch[0], delivery, error)
+            elif not self._has_begun and delivery.decided is None:
+                delivery.decided, delivery.raised = Release("middleware refused another message of its batch"), error
+
+
+def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
+    """Run the handler of a batch inside of its middleware, and decide on the outcome of each delivery."""
+    Delivery.join(batch)
+    run, error = _Call(batch, actor), None
     try:
         try:
-            _perform_inside(batch, actor)
+            run.perform()
         except BaseException as raised:  # noqa: BLE001
             # SystemExit and KeyboardInterrupt too: a handler does not end the worker.
             error = raised
         finally:
-            for first in batch[:1]:
-                first.stop_clock()
+            batch[0].stop_clock()
     except HandlerTimeout as late:
         # It came when the handler had ended.
         error = error or late
-    if error is not None:
-        _decide_all(batch, error)
-
-
-def _perform_inside(batch: list[Delivery], actor: str) -> None:
-    """Run the handler inside of its middleware, which surrounds it once for each message."""
-    if not middleware.chain():
-        _perform(batch, actor)
-        return
-    contexts = (_around(delivery, batch) for delivery in [*batch])
-    try:
-        middleware.run_inside(contexts, partial(_perform, batch, actor), partial(_decide_all, batch))
-    except BaseException as error:
-        # Any other has decided already, and the middleware of single messages after it.
-        if isinstance(error, HandlerTimeout):
-            raise
-
-
-@contextmanager
-def _around(delivery: Delivery, batch: list[Delivery]) -> Iterator[None]:
-    """Surround a batch with the middleware of one message, whose errors are those of that message alone.
-
-    After an error on entry the others begin without it.
-    """
-    inside = middleware.Inside(partial(_decide, batch, delivery))
-    try:
-        inside.enter(one.handling(delivery) for one in middleware.chain())
-    except BaseException as error:  # noqa: BLE001
-        inside.raised.append(error)
-    if inside.raised:
-        _leave(inside, batch, delivery)
-        batch.remove(delivery)
-        delivery.together = None
-        delivery.stop_clock()
-        Delivery.join(tuple(batch))
-        yield
-        return
-    try:
-        yield
-    except BaseException as error:  # noqa: BLE001
-        inside.raised.append(error)
-    errors = [*inside.raised]
-    _leave(inside, batch, delivery)
-    if errors:
-        raise errors.pop()
-
-
-def _leave(inside: middleware.Inside, batch: list[Delivery], delivery: Delivery) -> None:
-    """Leave the middleware of one message, and let its error decide. Raises ``HandlerTimeout``: that ends the call."""
-    try:
-        inside.leave()
-    except HandlerTimeout:
-        raise
-    except BaseException as error:  # noqa: BLE001
-        _decide(batch, delivery, error)
+    run.end(error)
+    return {delivery: delivery.decided or Ack() for delivery in batch}
 
 
 def _perform(batch: list[Delivery], actor: str) -> None:
     """Call the handler, and record its successes if it is transactional. Note the answer to each message."""
-    if not batch:
-        return
     first = batch[0]
     with ExitStack() as stack:
         if first.handler.transactional:
@@ -258,18 +264,11 @@ def _succeed(using: str, done: Sequence[Delivery], actor: str) -> None:
         raise _Gone(gone)
 
 
-def _decide_all(batch: Sequence[Delivery], error: BaseException) -> None:
-    """Let what the handler raised decide the outcome of each message whose success is not recorded."""
-    for delivery in batch:
-        _decide(batch, delivery, error)
-
-
-def _decide(batch: Sequence[Delivery], delivery: Delivery, error: BaseException) -> None:
-    """Let what was raised decide the outcome of one message of a batch, unless its success is recorded."""
-    delivery.cancel_reason = batch[0].cancel_reason
-    delivery.entry_error = batch[0].entry_error
+def _decide(first: Delivery, delivery: Delivery, error: BaseException) -> None:
+    """Let an error decide the outcome of a delivery; ``first`` has the transaction of its batch."""
+    delivery.cancel_reason, delivery.entry_error = first.cancel_reason, first.entry_error
     # What happens after the commit changes no answer: the effects that the handler wrote for it are committed.
-    own = delivery.answered if batch[0].is_committed else None
+    own = delivery.answered if first.is_committed else None
     if isinstance(error, _Gone) and delivery not in error.gone:
         delivery.decided, delivery.raised = Release("another message of its batch was taken over"), error
     else:

@@ -213,13 +213,17 @@ def call_in_transaction(delivery: Delivery, batch: list[Delivery] | None = None)
     the handler has made anew only what it did there would be committed.
     """
     connection = connections[delivery.using]
-    raw, blocks = connection.connection, len(connection.savepoint_ids)
-    with connection.execute_wrapper(guard.refuse_end):
-        result = call(delivery, batch)
-    if connection.connection is not raw:
-        raise TransactionManagementError("The handler closed the connection of its transaction.")
-    if len(connection.savepoint_ids) != blocks:
-        raise TransactionManagementError("The handler entered transaction.atomic() and did not leave it.")
+    raw, depth, blocks = connection.connection, len(connection.savepoint_ids), len(connection.atomic_blocks)
+    try:
+        with connection.execute_wrapper(guard.refuse_end):
+            result = call(delivery, batch)
+        if connections[delivery.using] is not connection or connection.connection is not raw:
+            raise TransactionManagementError("The handler closed the connection of its transaction.")
+        if len(connection.savepoint_ids) != depth:
+            raise TransactionManagementError("The handler entered transaction.atomic() and did not leave it.")
+    finally:
+        # The end of the next block is that of the transaction, or of a test case around it.
+        del connection.savepoint_ids[depth:], connection.atomic_blocks[blocks:]
     return result
 
 

@@ -265,7 +265,7 @@ class HandlerThreads(Lane):
                 self._note_failure(delivery, error, actor)
             return
         self._check_connections(first.topic)
-        self._note_entry(first, outcomes[0], number)
+        self._note_entry(first, next((one for one in outcomes if isinstance(one, Unentered)), outcomes[0]), number)
         for delivery, outcome in zip(batch, outcomes, strict=True):
             self._note_outcome(delivery, outcome, actor, among=len(batch))
 

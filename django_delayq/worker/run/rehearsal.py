@@ -97,7 +97,9 @@ def rehearse(using: str, message_id: int) -> Rehearsal:
         delivery = RehearsedDelivery(claimed, handler, using)
         outcome = _run(delivery, notes)
         word = delivery.fate(outcome)
-        transaction.set_rollback(True, using=using)
+        if connections[using].in_atomic_block:
+            # A handler that made the connection anew has ended the block.
+            transaction.set_rollback(True, using=using)
     statements = notes.statements
     match outcome:
         case Retry() | GiveUp():
