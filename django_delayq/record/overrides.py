@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from django.db.models import Case, Value, When
 
+from ..core.forks import after_fork
 from ..core.limits import Limit, parts, topic_name
 from ..models.limit_overrides import LimitOverride
 
@@ -29,6 +30,16 @@ class Known(NamedTuple):
 # What this process has read, by database alias. A thread replaces the value of an alias as a whole, under the lock.
 _known: dict[str, Known] = {}
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+# A process that was forked while another thread had the lock would wait for ever.
+after_fork(_renew_lock)
+
 NOTHING = Known()
 # Pages and commands read the overrides again when those that the process has are older than this. Seconds.
 FRESH = 0.5

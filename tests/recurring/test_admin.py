@@ -317,6 +317,13 @@ def test_the_console_links_few_of_many_pages(chief: Client, monkeypatch: pytest.
 
 
 @pytest.mark.console
+@pytest.mark.parametrize("query", ["?p=2", "?p=0", "?all=&p=9"])
+def test_the_page_of_a_short_list_that_an_address_names_need_not_exist(chief: Client, query: str) -> None:
+    create_schedule("s", "t.ok", every="1h")
+    assert names(chief, query) == ["s"]
+
+
+@pytest.mark.console
 def test_the_console_filters_the_list(chief: Client) -> None:
     for name in "ab":
         create_schedule(name, "t.ok", every="1h", paused=name == "a")

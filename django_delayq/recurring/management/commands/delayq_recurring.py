@@ -67,7 +67,8 @@ class Command(common.DelayqCommand):
             try:
                 # The action and its audit, or neither.
                 with writing(using):
-                    done[schedule.pk] = self._act(using, schedule.pk, options)
+                    answer = self._act(using, schedule.pk, options)
+                done[schedule.pk] = answer
             except Exception as error:  # noqa: BLE001
                 self.stderr.write(f"{schedule.pk}: {why_nothing(schedule.pk, error)}", self.style.WARNING)
         if options["json"]:
