@@ -42,8 +42,8 @@ class Tuning:
     # The index of queues counts ids until it has found this many, or as many as there is room for.
     enough_ids: int = IDS_PER_CALL // 10
     # A round takes this number of ids at most while messages of other queues come beside a backlog: the next ones wait
-    # until its claim has ended. With 500 a drain had 0.87 to 0.99 of its rate.
-    most_beside_others: int = 600
+    # until its claim has ended.
+    most_beside_others: int = 350
     # Such messages are expected for this long after the last one.
     others_expected: float = 10.0
     # When most taken ids cannot begin here, a take asks for this many, to get past them. A larger batch would delay
