@@ -16,7 +16,7 @@ from ..broker.base import ServerInfo
 from ..core import bounds
 from ..core.clock import from_tenths
 from ..core.exceptions import BrokerFailing, BrokerUnavailable, UnusableBroker
-from ..core.limits import Limit, Usage, queue_name, topic_name
+from ..core.limits import Limit, Usage, parts, queue_name, topic_name
 from ..core.states import FINAL, State
 from ..models import LimitOverride, Message, Queue, Transition, Worker
 from ..models.messages import Place
@@ -255,9 +255,10 @@ def with_others(using: str, lines: Lines, known: set[str], most: int) -> Lines:
     """Return lines, and after them limits for which nothing waits: first those that are overridden."""
     others = known - {line.name for line in lines.longest}
     overridden = overrides.known(using).in_force.keys() & others
-    names = (*sorted(overridden), *sorted(others - overridden))
-    rest = read_limits(using, names[: max(0, most - len(lines.longest))])
-    return Lines(lines.number, (*lines.longest, *rest))
+    rest = sorted(others - overridden, key=lambda name: (parts(name)[2] is not None, name))
+    names = (*sorted(overridden), *rest)
+    states = read_limits(using, names[: max(0, most - len(lines.longest))])
+    return Lines(lines.number, (*lines.longest, *states))
 
 
 def known_limits(using: str) -> set[str]:

@@ -54,6 +54,11 @@ def client_with(*permissions: str, name: str = "anna") -> Client:
     return client
 
 
+@pytest.fixture(autouse=True)
+def _no_page_gives_up_on_a_busy_machine(timed: Callable[..., None]) -> None:
+    timed(60_000)
+
+
 @pytest.fixture
 def chief() -> Client:
     return client_with(*(f"{word}_token" for word in ("view", "add", "change", "delete")))
@@ -264,8 +269,7 @@ def test_ticked_tokens_are_revoked_after_a_question(chief: Client) -> None:
 
 
 @pytest.mark.console
-def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client, timed: Callable[[int], None]) -> None:
-    timed(60_000)
+def test_who_may_see_the_audit_sees_who_made_a_token(chief: Client) -> None:
     chief.post(reverse(ADD), FORM)
     addresses = (reverse(LIST), page(Token.objects.get()))
     audit = reverse("admin:delayq_console_auditevent_changelist")

@@ -34,7 +34,7 @@ from ...record import reads
 from ..console_tuning import timeouts
 from ..models import Limits, Topics
 from ..search import texts as searches
-from ..statements import statement_timeout
+from ..statements import in_time, statement_timeout
 from . import charts, page, page_data, panels
 from .explanation import limit_text, limit_words, override_facts, span, terms_text
 from .forms import PauseForm, ReasonField
@@ -130,8 +130,8 @@ class LimitsAdmin(Page):
             "limits": listed[: self.list_per_page],
             "waiting": _waiting(known, data.at),
             "legend": charts.legend([("0", _("in use")), ("1", _("full")), ("none", _("free"))]),
-            "partial": len(listed) > self.list_per_page,
-            "most": self.list_per_page,
+            "partial": len(listed) > self.list_per_page or len(known) >= page_data.MOST_LIMITS,
+            "most": min(len(listed), self.list_per_page),
             **change,
         }
 
@@ -140,9 +140,9 @@ class LimitsAdmin(Page):
         self.require(request, "override")
         name, initial = _meant(request.GET.get("name", ""))
         with statement_timeout(self.using, timeouts.page):
-            known = {} if name else _known(self.using)
             row = limiting.in_force(self.using).get(name)
             states = stats.read_limits(self.using, [name]) if name else []
+        known = {} if name else in_time(self.using, timeouts.beside, _known, self.using) or {}
         if row is not None:
             # What is left empty is as the code declares it, and no more as the present override says.
             initial |= {"limit": row.limit, "rate": row.rate, "burst": row.burst, "until": row.until}
@@ -163,7 +163,7 @@ class LimitsAdmin(Page):
             else:
                 kind, what, _key = parts(name)
                 if like := near(what, known.get(kind, ())):
-                    text = _("Nothing else knows %(limit)s. Did you mean %(like)s?")
+                    text = _("No handler and no live worker is known for %(limit)s. Did you mean %(like)s?")
                     messages.warning(request, text % {"limit": limit_words(name), "like": like})
                 return self._done(request, _("The limit %(limit)s holds in all workers."), name)
         shown = {"limits": rows(self, states, timezone.now()), "action": "pause" if pauses else "override"}
@@ -242,16 +242,24 @@ def families(
 def _family(
     shown: ReadOnly, whole: LimitState, keys: list[LimitState], now: datetime, override_url: str, *, more: bool
 ) -> SimpleNamespace:
-    """Return the limit of a topic for each of its keys, with the keys for which most messages wait, or most run."""
+    """Return the limit of a topic for each of its keys, with those that are overridden, and the busiest ones."""
     row, full = _row(shown, whole, now, override_url), sum(each.is_full or bool(each.waiting.count) for each in keys)
     topic = searches.term_text("topic", row.what)
     row.running_url = shown.list_url(Message, f"state:{State.RUNNING} {topic}")
-    row.waiting_url = shown.list_url(Message, f"is:limited {topic}") if whole.waiting.count else ""
+    # The prefix finds all keys of the topic, but other topics, too.
+    line = f"{searches.term_text('limit', whole.name)}* {topic}"
+    row.waiting_url = shown.list_url(Message, line) if whole.waiting.count else ""
+    row.running = str(Capped(whole.running, more))
     values = {"keys": Capped(len(keys), more), "full": f"{full:,}", "limit": terms_text(whole.limit)}
-    row.use = _("%(keys)s keys, %(full)s full; each %(limit)s") % values
-    row.gauge = charts.mix([("1", full), ("0", len(keys) - full)], kind="gauge")
-    worst = sorted(keys, key=lambda each: (-each.waiting.count, -each.running))
-    row.keys, row.more = rows(shown, worst[:_KEYS], now, override_url), len(worst[_KEYS:])
+    if row.paused or not whole.is_known:
+        row.use = _("%(keys)s keys: %(limit)s") % (values | {"limit": limit_text(whole, now)})
+        row.gauge = SafeString("")
+    else:
+        row.use = _("%(keys)s keys, %(full)s full; each %(limit)s") % values
+        row.gauge = charts.mix([("1", full), ("0", len(keys) - full)], kind="gauge")
+    worst = sorted(keys, key=lambda each: (each.override is None, -each.waiting.count, -each.running))
+    most = max(_KEYS, sum(each.override is not None for each in keys))
+    row.keys, row.more = rows(shown, worst[:most], now, override_url), len(worst[most:])
     return row
 
 

@@ -51,11 +51,12 @@ def read(page: ReadOnly, request: HttpRequest) -> dict[type[Model], NavCount]:
 
 def _read(page: ReadOnly, request: HttpRequest) -> Iterator[tuple[type[Model], NavCount]]:
     data = PageData()
+    # In this order they are read where a page reads few of them.
+    seen = (data.snapshot, data.workers, data.lines, data.paused, data.redis, data.unfilled, data.pending, data.hidden)
     # Now has read the times behind of its window.
     window = request.GET.get("window", "") if page.model is Dashboard else ""
     past = page_data.past(data, window if window in ("day", "week") else "hour").value
     rows = needs.rows(page, request, data)
-    seen = (data.snapshot, data.workers, data.lines, data.paused, data.redis, data.unfilled, data.pending, data.hidden)
     more = (data.findings, page_data.last_hour(data, "queue"), page_data.failing(data))
     if not any(isinstance(panel.error, TooSlow) for panel in (*seen, *more)):
         worst = max((row.level for row in rows), default=Level.OK)

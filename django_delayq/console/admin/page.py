@@ -208,6 +208,7 @@ def paged(request: HttpRequest, rows: Sequence[T], size: int) -> tuple[list[T], 
 
 def page_links(paginator: Paginator[Any], now: int, url: Callable[[int], str]) -> list[SimpleNamespace]:
     """Return the links to the pages of a list, if it has several, and the gaps between them, for ``choices.html``."""
+    now = paginator.get_page(now).number
     return [
         SimpleNamespace(label=str(number), url=url(number) if isinstance(number, int) else "", chosen=number == now)
         for number in paginator.get_elided_page_range(now, on_each_side=2, on_ends=1)

@@ -68,7 +68,7 @@ TABS = (
     Tab("all", _("All"), "", ALL_STATES, _("There are no messages yet.")),
     Tab("scheduled", _("Scheduled"), "state:scheduled", frozenset({State.SCHEDULED}), _("Nothing is scheduled.")),
     Tab("overdue", _("Overdue"), "is:overdue", frozenset({State.SCHEDULED}), _("Nothing is overdue.")),
-    Tab("paused", _("Paused"), "is:paused", frozenset({State.SCHEDULED}), _("Nothing waits for the end of a pause.")),
+    Tab("paused", _("Paused"), "is:paused", frozenset({State.SCHEDULED}), _("No due message is in a paused queue.")),
     Tab("limited", _("Limited"), "is:limited", frozenset({State.SCHEDULED}), _("Nothing waits for a limit.")),
     Tab("retrying", _("Retrying"), "is:retrying", frozenset({State.SCHEDULED}), _("Nothing is tried again.")),
     Tab("running", _("Running"), "state:running", frozenset({State.RUNNING}), _("Nothing is running.")),

@@ -21,7 +21,6 @@ from ...inspector import stats
 from ...inspector.numbers import Capped
 from ...inspector.stats import LimitState
 from ...models import Message, Queue
-from ...project import registry
 from ..console_tuning import tuning
 from ..models import DeadLetters, Topics
 from ..search import texts
@@ -132,11 +131,12 @@ class TopicsAdmin(Page):
         query = request.GET.get("q", "").strip()
         none = _("No topic matches.") if query else _("No message was delivered in this time.")
         table = _table(self, request, "topic", known, due.value)
+        names = {*known, *(each.topic for each in (due.value.due if due.value else ()))}
         return {
             **(_held_back(self, request, due.value) if due.value else {}),
             "problems": panels.problems(found, due),
             "none": _NONE.get(order, none),
-            "like": near(query, {*known, *registry.handlers()}) if query and not table["rows"] else None,
+            "like": near(query, names) if query and not page.matching(request, names) else None,
             "query": query,
             "orders": page.choices(request, "order", order, _ORDERS),
             "windows": page.choices(request, "window", window, _WINDOWS),
@@ -154,7 +154,7 @@ def _held_back(shown: Page, request: HttpRequest, now: DueNow) -> dict[str, Any]
     topics = {topic for each in found for topic in each.topics}
     text = ngettext("%(count)s topic is held back", "%(count)s topics are held back", len(topics))
     return {
-        "title": text % {"count": Capped(len(topics), now.more)} if topics else _("All topics run"),
+        "title": text % {"count": Capped(len(topics), now.more)} if topics else _("No topic is held back"),
         "held": [(each, needs.some(each.topics), _resume_url(shown, request, each)) for each in found[:_OBSTACLES]],
         "more_held": len(found[_OBSTACLES:]),
     }
@@ -191,6 +191,7 @@ def detail(
         "window": _WINDOWS[window],
         "measures": _measures(whole),
         "charts": [(heading, draw(past)) for heading, draw in _CHARTS] if past and by_other else [],
+        "is_read": found.value is not None,
         "heading": _("Queues") if kind == "topic" else _("Topics"),
         "limits": limits_page.families(shown, lines.value or (), now, table["override_url"]),
         "beside": [

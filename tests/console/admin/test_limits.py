@@ -258,6 +258,16 @@ def test_the_keys_of_a_topic_are_one_row_whose_numbers_lead_to_as_many(viewer: C
     assert shown.use == topic.use
 
 
+def test_an_overridden_key_stands_among_those_of_its_topic_with_its_reason(limiter: Client) -> None:
+    for number in range(12):
+        in_line(3, limit_key=f"c {number}")
+    override_limit(topic=samples.TOPIC, limit_key="idle", limit=0, reason="bank down")
+    page = text(limiter.get(samples.admin_url("limits_changelist")))
+    assert "bank down" in page
+    # Beside the heading of nothing else.
+    assert page.count("Resume") == 1
+
+
 def test_the_numbers_of_the_limits_page_lead_to_as_many(viewer: Client, declare: Declare, settings: Any) -> None:
     """Those that wait for the limit of their topic stand under the one of their queue, too."""
     declare("other")
@@ -422,7 +432,7 @@ def test_the_form_suggests_what_is_known_and_asks_about_what_is_not(limiter: Cli
     assert f'<option value="{TOPIC}">' in page
     assert 'list="dq-topic"' in page
     answer = limiter.post(override_url(), {"topic": "t.amdin", "limit": "3"}, follow=True)
-    assert f"Nothing else knows topic t.amdin. Did you mean {TOPIC}?" in text(answer)
+    assert f"No handler and no live worker is known for topic t.amdin. Did you mean {TOPIC}?" in text(answer)
     assert "Did you mean" not in text(limiter.post(override_url(), {"topic": TOPIC, "limit": "3"}, follow=True))
 
 

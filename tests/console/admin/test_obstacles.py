@@ -137,7 +137,7 @@ def test_overdue_messages_that_nothing_keeps_are_for_busy_workers(viewer: Client
 
 
 def test_the_list_opens_with_what_holds_topics_back(viewer: Client, boss: Client, declare: Declare) -> None:
-    assert viewer.get(URL).context["title"] == "All topics run"
+    assert viewer.get(URL).context["title"] == "No topic is held back"
     declare(TOPIC, limit=1)
     worker(topics=[TOPIC])
     made = many(3, delay=0)
