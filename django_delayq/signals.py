@@ -31,7 +31,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError, InterfaceError, connections
 from django.dispatch import Signal
 
 from .core import actors
@@ -93,6 +93,10 @@ def emit_action(
     for error in emit(operator_action, sender, **said, **told):
         if isinstance(error, DatabaseError | InterfaceError):
             raise error
+    if connections[using].in_atomic_block:
+        # A receiver may have hidden an error, after which PostgreSQL rolls back at the commit without a word.
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT 1")
 
 
 def emit_on_commit(signal: Signal, sender: Any, using: str, **arguments: Any) -> None:

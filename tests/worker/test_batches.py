@@ -16,7 +16,6 @@ from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
 from django_delayq import Delivered, Reject, RetryLater, cancel_message, handler, schedule_message, schedule_messages
-from django_delayq.core.exceptions import HandlerTimeout
 from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release, Retry
 from django_delayq.core.states import FINAL, State
 from django_delayq.middleware import Handled, Middleware, install, remove
@@ -415,58 +414,6 @@ def test_a_message_that_middleware_refuses_costs_the_others_nothing(
     assert not Effect.objects.exists()
     entered = batch[: refused + 1]
     assert dict(outer) == {one.id: "dead" if one is batch[refused] else "released" for one in entered}
-
-
-@pytest.mark.parametrize(("transactional", "kinds"), [(False, [Ack, Retry, Ack]), (True, [Recorded] * 3)])
-def test_an_error_of_middleware_on_exit_is_that_of_its_message(
-    taken: Callable[..., list[Delivery]], transactional: bool, kinds: list[type]
-) -> None:
-    class Failing(Middleware):
-        @contextmanager
-        def handling(self, message: Handled) -> Iterator[None]:
-            yield
-            if message.id == batch[1].id:
-                raise RetryLater("1m")
-
-    failing = Failing()
-    install(failing)
-    try:
-        batch = taken(leave, transactional=transactional)
-        outcomes = execute_batch(batch, "worker:w/0")
-    finally:
-        remove(failing)
-    assert [type(outcome) for outcome in outcomes] == kinds
-
-
-@pytest.mark.parametrize("times_out", [False, True])
-@pytest.mark.parametrize("number", range(3))
-def test_an_error_that_middleware_replaces_is_replaced_for_its_message(
-    taken: Callable[..., list[Delivery]], number: int, times_out: bool
-) -> None:
-    class Replacing(Middleware):
-        @contextmanager
-        def handling(self, message: Handled) -> Iterator[None]:
-            try:
-                yield
-            except (ValueError, HandlerTimeout) as error:
-                if message.id == batch[number].id:
-                    raise RetryLater("1m") from error
-
-    def work(messages: list[Delivered]) -> None:
-        if times_out:
-            batch[0].interrupt()
-            while True:
-                time.sleep(0.01)
-        raise ValueError("bad")
-
-    replacing = Replacing()
-    install(replacing)
-    try:
-        batch = taken(work, timeout="1m")
-        outcomes = execute_batch(batch, "worker:w/0")
-    finally:
-        remove(replacing)
-    assert [type(outcome) for outcome in outcomes] == [Retry if each == number else GiveUp for each in range(3)]
 
 
 @pytest.mark.parametrize("replaces", [False, True])

@@ -10,7 +10,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 from ... import middleware
 from ...core import failpoints
@@ -159,63 +160,36 @@ class _Call:
     def __init__(self, batch: list[Delivery], actor: str) -> None:
         self.batch = batch
         self._actor = actor
-        self._has_begun = False
-        # What the middleware of single messages raised: it decides on no other message.
-        self._blamed: list[tuple[BaseException, Delivery]] = []
+        # The message whose middleware is being entered.
+        self._entering: Delivery | None = None
 
     def perform(self) -> None:
         """Call the handler, and note the outcome of each delivery. Raises the last error."""
         chain = middleware.chain()
         if chain:
-            contexts = (self._around(delivery, one) for delivery in self.batch for one in chain)
-            middleware.run_inside(contexts, self._perform, self.decide)
+            middleware.run_inside(self._contexts(chain), partial(_perform, self.batch, self._actor), self.decide)
         else:
-            self._perform()
+            _perform(self.batch, self._actor)
 
-    def end(self, error: BaseException | None) -> None:
-        """Note what the call was left with."""
-        if error is not None:
-            self.decide(error)
-        # The tracebacks of the errors refer to frames of this call.
-        self._blamed.clear()
-
-    def _perform(self) -> None:
-        self._has_begun = True
-        _perform(self.batch, self._actor)
-
-    @contextmanager
-    def _around(self, delivery: Delivery, one: middleware.Middleware) -> Iterator[None]:
-        """Surround the call with one middleware of one message."""
-        passed: BaseException | None = None
-        try:
-            with one.handling(delivery):
-                try:
-                    yield
-                except BaseException as error:
-                    passed = error
-                    raise
-            if passed is not None:
-                # Swallowed here, but the middleware of the others sees it, too.
-                raise passed
-        except HandlerTimeout:
-            # The time of the whole call is over.
-            raise
-        except BaseException as error:
-            if error is not passed:
-                self._blamed.append((error, delivery))
-            raise
+    def _contexts(self, chain: Sequence[middleware.Middleware]) -> Iterator[AbstractContextManager[None]]:
+        for delivery in self.batch:
+            self._entering = delivery
+            yield from (one.handling(delivery) for one in chain)
+        self._entering = None
 
     def decide(self, error: BaseException) -> None:
         """Let what was raised decide the outcome of each message whose success is not recorded.
 
-        The middleware of a message decides on that one. If it refuses it on entry, the others begin in another call.
+        What the middleware of a message raises on entry is the failure of that one. The others come alone after that:
+        the same message could keep them waiting again.
         """
-        whose = next((delivery for raised, delivery in self._blamed if raised is error), None)
+        refused = None if isinstance(error, HandlerTimeout) else self._entering
         for delivery in self.batch:
-            if whose is None or (delivery is whose and not isinstance(delivery.decided, Release)):
+            if refused is None or delivery is refused:
                 _decide(self.batch[0], delivery, error)
-            elif not self._has_begun and delivery.decided is None:
-                delivery.decided, delivery.raised = Release("middleware refused another message of its batch"), error
+            elif delivery.decided is None:
+                reason = "middleware refused another message of its batch"
+                delivery.decided, delivery.raised = Release(reason, conflict=True), error
 
 
 def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
@@ -233,7 +207,8 @@ def _execute(batch: list[Delivery], actor: str) -> dict[Delivery, Outcome]:
     except HandlerTimeout as late:
         # It came when the handler had ended.
         error = error or late
-    run.end(error)
+    if error is not None:
+        run.decide(error)
     return {delivery: delivery.decided or Ack() for delivery in batch}
 
 

@@ -213,17 +213,18 @@ def call_in_transaction(delivery: Delivery, batch: list[Delivery] | None = None)
     the handler has made anew only what it did there would be committed.
     """
     connection = connections[delivery.using]
-    raw, depth, blocks = connection.connection, len(connection.savepoint_ids), len(connection.atomic_blocks)
+    raw, savepoints, blocks = connection.connection, [*connection.savepoint_ids], [*connection.atomic_blocks]
     try:
         with connection.execute_wrapper(guard.refuse_end):
             result = call(delivery, batch)
         if connections[delivery.using] is not connection or connection.connection is not raw:
             raise TransactionManagementError("The handler closed the connection of its transaction.")
-        if len(connection.savepoint_ids) != depth:
+        if len(connection.atomic_blocks) > len(blocks):
             raise TransactionManagementError("The handler entered transaction.atomic() and did not leave it.")
     finally:
-        # The end of the next block is that of the transaction, or of a test case around it.
-        del connection.savepoint_ids[depth:], connection.atomic_blocks[blocks:]
+        if connection.connection is raw and connection.in_atomic_block:
+            # The end of the next block is that of the transaction, or of a test case around it.
+            connection.savepoint_ids[:], connection.atomic_blocks[:] = savepoints, blocks
     return result
 
 
