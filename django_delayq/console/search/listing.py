@@ -36,6 +36,7 @@ from ...core.states import FINAL, LIVE, REQUEUEABLE, State
 from ...inspector.numbers import Capped, capped
 from ...inspector.waiting import first_ids
 from ...models import Message, Queue
+from ...models.queue import in_paused_queue
 from ...record.sql import statements
 from ...record.sql.expressions import QUEUES
 from ..console_tuning import timeouts, tuning
@@ -254,8 +255,15 @@ def _count(rows: QuerySet[Message], search: Search, now: datetime, found: Counte
         found.update(sum(map(Counter, tallies), Counter()))
         if all(tally["rows"] <= most for tally in tallies):
             more -= {*part.states, *(PARTS if State.SCHEDULED in part.states else ())}
-        elif State.SCHEDULED in part.states and all(tally["due_rows"] <= most for tally in tallies):
-            more -= {*_DUE_PARTS}
+        elif State.SCHEDULED in part.states:
+            # What is due in a paused queue is not overdue, and nothing else is paused.
+            beyond = {tally.get("is_paused") for tally in tallies if tally["due_rows"] > most}
+            if not beyond:
+                more -= {*_DUE_PARTS}
+            elif beyond == {1}:
+                more.discard("overdue")
+            elif beyond == {0}:
+                more.discard("paused")
 
 
 def _counted(rows: QuerySet[Message], search: Search) -> Iterator[IndexPart]:
@@ -301,7 +309,8 @@ def _tallies(part: IndexPart, search: Search, most: int, now: datetime) -> Itera
         for name, hit in wanted.items()
     }
     queues: QuerySet[Any, Any] = Message.objects.using(part.rows.db).filter(pk__in=first_ids(part.rows.db))
-    for row in queues.values(**hits):
+    is_paused = Case(When(in_paused_queue(), then=1), default=0, output_field=IntegerField())
+    for row in queues.values(is_paused=is_paused, **hits):
         yield {"rows": row[State.SCHEDULED.value], **row}
 
 

@@ -209,6 +209,18 @@ def test_paused_and_retrying_messages_have_tabs_of_their_own(viewer: Client, tun
     assert listed(viewer, state="paused") == []
 
 
+@pytest.mark.postgresql("SQLite counts all queues at once")
+def test_a_long_line_in_a_paused_queue_makes_no_number_of_overdue_messages_uncertain(
+    viewer: Client, tuned: Callable[..., None]
+) -> None:
+    tuned(counted_of_index=3)
+    for queue in ["mails"] * 5 + ["letters"] * 2:
+        samples.late(samples.scheduled(queue=queue), seconds=90)
+    pause_queue("mails")
+    counted = tabs(viewer)
+    assert (counted["Overdue"], counted["Paused"]) == ("2", "4+")
+
+
 @pytest.mark.usefixtures("small_pages")
 def test_a_tab_keeps_the_search_and_forgets_the_page(viewer: Client) -> None:
     samples.many(7)
