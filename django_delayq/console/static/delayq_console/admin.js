@@ -178,7 +178,7 @@
   if (tab) tab.closest("ul").scrollLeft = tab.offsetLeft - 99;
   if (!keys) return;
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog[open]")) return;
     if (event.key === "?") keys.showModal();
     if (event.key !== "/") return;
     event.preventDefault();
