@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import DatabaseError, OperationalError, connection
 from django.utils import timezone
 
 from django_delayq import signals
@@ -104,6 +105,18 @@ def test_an_action_whose_audit_cannot_be_written_is_not_done(words: str) -> None
         ran = run(*words.split())
     assert (ran.code, "no disk space" in ran.err) == (69, True)
     assert before == (list(Queue.objects.values()), list(LimitOverride.objects.values()))
+
+
+@pytest.mark.postgresql("SQLite goes on after a statement that failed")
+def test_an_action_whose_receiver_hides_an_error_is_not_done() -> None:
+    def hide(**event: Any) -> None:
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    with receiving(hide, signals.operator_action):
+        ran = run("delayq_queue", "pause", "mail")
+    assert (ran.code, "is aborted" in ran.err) == (1, True)
+    assert not Queue.objects.exists()
 
 
 def test_a_resume_takes_no_end() -> None:
