@@ -327,10 +327,9 @@ def _waiting(known: Iterable[LimitState], now: datetime) -> str:
 
 def _gauge(line: LimitState) -> SafeString:
     """Draw the share of a limit that is used up; nothing for a pause, nor for a rate for which nothing waits."""
-    if line.limit is not None and line.limit.count:
-        return charts.gauge(line.running / line.limit.count)
-    is_paused = line.limit is not None and line.limit.count == 0
-    return charts.gauge(1) if line.waiting.count and not is_paused else SafeString("")
+    if line.limit is not None and line.limit.count is not None:
+        return charts.gauge(line.running / line.limit.count) if line.limit.count else SafeString("")
+    return charts.gauge(1) if line.waiting.count else SafeString("")
 
 
 def running_text(limit: str) -> str:
