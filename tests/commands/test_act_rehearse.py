@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django_delayq import Reject, RetryLater, cancel_message, handler, pause_queue, schedule_message
 from django_delayq.contrib.tasks.compat import TaskResultStatus, task_finished
 from django_delayq.core.states import State
-from django_delayq.middleware import Middleware, install, remove
+from django_delayq.middleware import Middleware
 from django_delayq.models import Message, Transition
 from django_delayq.project.registry import Delivered
 from django_delayq.signals import message_dead, message_failed, message_scheduled, operator_action
@@ -20,6 +20,7 @@ from tests.app import tasks
 from tests.app.models import Effect
 from tests.support.claims import needs_row_locks
 from tests.support.commands import held, run
+from tests.support.middlewares import installed
 from tests.support.receivers import heard
 from tests.support.steps import TOPIC, bring, claimed, due, later, message, snapshot
 from tests.support.transactions import unfinished
@@ -190,12 +191,8 @@ def test_a_handler_may_extend_its_time_and_runs_inside_of_the_middleware() -> No
         assert not delivered.cancel_requested
 
     receive(extend)
-    note = Note()
-    install(note)
-    try:
+    with installed(Note()):
         assert rehearse(due().pk).code == 0
-    finally:
-        remove(note)
     assert seen == ["consumed"]
 
 

@@ -28,6 +28,7 @@ from django_delayq.signals import message_succeeded
 from tests.http.conftest import Wire
 from tests.support.broken_statements import broken
 from tests.support.commands import run
+from tests.support.middlewares import installed
 from tests.support.receivers import heard
 from tests.support.rows import unguarded
 from tests.support.statements import count_statements
@@ -248,12 +249,9 @@ def test_an_error_of_the_project_is_an_answer_and_counts_no_call(wire: Wire, cap
             raise RuntimeError("no tenant")
 
     tokens.limit(Token.objects.get(), None, 1, 3600)
-    middleware.install(broken := Broken())
-    try:
+    with installed(Broken()):
         for _time in range(2):
             assert wire("PUT", "/api/ns1/q1", b"x") == error(500, "internal error")
-    finally:
-        middleware.remove(broken)
     assert "no tenant" in caplog.text
     assert wire("PUT", "/api/ns1/q1", b"x")[0] == 201
 

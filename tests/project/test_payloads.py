@@ -26,12 +26,13 @@ from django_delayq import (
     schedule_messages,
 )
 from django_delayq.core.states import State
-from django_delayq.middleware import Handled, Middleware, install, remove
+from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.recurring import create_schedule, run_schedule
 from django_delayq.testing import Delayq
 from tests.support.assembled import deliver
+from tests.support.middlewares import installed
 from tests.support.record_of import log_of
 from tests.support.workers import ROOT
 
@@ -213,13 +214,9 @@ def test_middleware_is_around_the_conversion() -> None:
                 seen.append(message.outcome)
 
     handler(TOPIC, payload=CloseOrder)(close)
-    look = Look()
-    install(look)
-    try:
+    with installed(Look()):
         write({"order": "x"})
         deliver()
-    finally:
-        remove(look)
     assert seen == [{"order": "x"}, "dead"]
 
 

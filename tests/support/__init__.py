@@ -41,5 +41,6 @@ Redis
 
 Count and listen
     ``statements``: the statements that the database gets; ``receivers``: receivers of signals
+    ``middlewares``: middleware around the handlers
     ``metrics``: a worker's metrics, as Prometheus reads them; ``telemetry_settings``: Sentry and OpenTelemetry
 """

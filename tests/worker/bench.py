@@ -12,7 +12,6 @@ from django.db import connection
 
 from django_delayq import handler, schedule_message
 from django_delayq.core.outcomes import Outcome
-from django_delayq.middleware import Middleware, install, remove
 from django_delayq.models import Message
 from django_delayq.project import registry
 from django_delayq.worker.claim.consumer import Consumer
@@ -68,16 +67,6 @@ def raises(error: BaseException) -> Callable[[Any], None]:
         raise error
 
     return fail
-
-
-@contextmanager
-def installed(middleware: Middleware) -> Iterator[None]:
-    """Have a middleware around the handlers until the block ends."""
-    install(middleware)
-    try:
-        yield
-    finally:
-        remove(middleware)
 
 
 def cut() -> None:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_delayq import Delivered, Reject, RetryLater, cancel_message, handler, schedule_message, schedule_messages
 from django_delayq.core.outcomes import Ack, GiveUp, Recorded, Release, Retry
 from django_delayq.core.states import FINAL, State
-from django_delayq.middleware import Handled, Middleware, install, remove
+from django_delayq.middleware import Handled, Middleware
 from django_delayq.models import Message, Transition
 from django_delayq.signals import message_failed
 from django_delayq.worker.run.batches import execute_batch
@@ -26,6 +26,7 @@ from django_delayq.worker.run.delivery import Delivery
 from django_delayq.worker.shared.connections import after_task
 from tests.app.models import Effect
 from tests.support.claims import claimed, state
+from tests.support.middlewares import installed
 from tests.support.processes import Gate, Start
 from tests.support.receivers import receiving
 from tests.support.record_of import effects_per_message, log_of, once_each, path_of, wait_until, wait_until_all
@@ -369,13 +370,9 @@ def test_middleware_surrounds_each_message_of_a_batch_and_sees_its_outcome(
     def work(messages: list[Delivered]) -> None:
         messages[1].fail(ValueError("bad"))
 
-    middleware = Seeing()
-    install(middleware)
-    try:
+    with installed(Seeing()):
         batch = taken(work)
         execute_batch(batch, "worker:w/0")
-    finally:
-        remove(middleware)
     assert dict(seen) == dict(zip([d.id for d in batch], ["consumed", "dead", "consumed"], strict=True))
 
 
@@ -401,15 +398,9 @@ def test_a_message_that_middleware_refuses_costs_the_others_nothing(
                 raise Reject("its tenant is suspended")
             yield
 
-    installed = [Seeing(), Refusing()]
-    for one in installed:
-        install(one)
-    try:
+    with installed(Seeing(), Refusing()):
         batch = taken(leave, transactional=transactional)
         outcomes = execute_batch(batch, "worker:w/0")
-    finally:
-        for one in installed:
-            remove(one)
     assert [type(outcome) for outcome in outcomes] == [GiveUp if each == refused else Release for each in range(3)]
     assert not Effect.objects.exists()
     entered = batch[: refused + 1]
@@ -436,15 +427,9 @@ def test_a_middleware_may_answer_what_another_one_raised_on_entry(
                 raise ValueError("bad")
             yield
 
-    installed = [Answering(), Failing()]
-    for one in installed:
-        install(one)
-    try:
+    with installed(Answering(), Failing()):
         batch = taken(leave)
         outcomes = execute_batch(batch, "worker:w/0")
-    finally:
-        for one in installed:
-            remove(one)
     assert [type(outcome) for outcome in outcomes] == [Release, Retry if replaces else GiveUp, Release]
 
 
@@ -457,13 +442,9 @@ def test_a_timeout_in_middleware_is_that_of_the_whole_batch(taken: Callable[...,
                 time.sleep(0.01)
             yield
 
-    middleware = Waiting()
-    install(middleware)
-    try:
+    with installed(Waiting()):
         batch = taken(leave, timeout="1m")
         outcomes = execute_batch(batch, "worker:w/0")
-    finally:
-        remove(middleware)
     assert [outcome.exception for outcome in outcomes if isinstance(outcome, GiveUp)] == [
         "django_delayq.core.exceptions.HandlerTimeout"
     ] * 3

@@ -32,10 +32,11 @@ from django_delayq.worker.shared.connections import after_task
 from tests.app.handlers import leave
 from tests.app.models import Effect
 from tests.support.claims import DB, claimed, needs_row_locks
+from tests.support.middlewares import installed
 from tests.support.receivers import heard, receiving
 from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE
-from tests.worker.bench import TOPIC, cut, delivery_to, execute, installed, raises, returns, run
+from tests.worker.bench import TOPIC, cut, delivery_to, execute, raises, returns, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

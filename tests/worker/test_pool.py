@@ -30,11 +30,12 @@ from testproject.servers import PostgresServer
 from tests.app.handlers import leave
 from tests.support.assembled import Assemble, deliver
 from tests.support.claims import claimed, last_move, state
+from tests.support.middlewares import installed
 from tests.support.no_handlers import forget_handlers
 from tests.support.receivers import receiving
 from tests.support.rows import unguarded
 from tests.support.workers import PATIENCE, eventually
-from tests.worker.bench import TOPIC, delivery_to, installed, running
+from tests.worker.bench import TOPIC, delivery_to, running
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

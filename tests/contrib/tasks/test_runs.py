@@ -22,7 +22,6 @@ from django_delayq import (
     RetryLater,
     RetryPolicy,
     cancel_message,
-    middleware,
     requeue_message,
     reschedule_message,
     schedule_message,
@@ -50,6 +49,7 @@ from tests.app import tasks
 from tests.app.handlers import succeed
 from tests.app.models import Effect
 from tests.support.assembled import deliver
+from tests.support.middlewares import installed
 from tests.support.receivers import heard, receiving
 from tests.support.record_of import log_of, path_of
 from tests.support.transactions import lock_table, unfinished
@@ -338,8 +338,7 @@ def test_the_end_of_an_async_task_that_still_begins_at_its_timeout_is_told(signa
                 finally:
                     ended.set()
 
-        middleware.install(locks := LocksTheLog())
-        stack.callback(middleware.remove, locks)
+        stack.enter_context(installed(LocksTheLog()))
         result = done(tasks.outlast)
     assert result.status == TaskResultStatus.FAILED
     assert signalled[1:] == ["started RUNNING", "finished FAILED"]
@@ -388,12 +387,8 @@ class Turns(Middleware):
 def test_the_end_that_middleware_decides_is_told(
     signalled: list[str], task: Any, arguments: list[Any], error: Exception, ends: list[str]
 ) -> None:
-    middleware.install(turns := Turns(error))
-    try:
-        with heard(task_finished) as finished:
-            result = done(task, *arguments)
-    finally:
-        middleware.remove(turns)
+    with installed(Turns(error)), heard(task_finished) as finished:
+        result = done(task, *arguments)
     assert signalled == ["enqueued READY", "started RUNNING", *ends]
     assert [told["task_result"].status for told in finished] == ([result.status] if ends else [])
     assert [told["task_result"].errors for told in finished] == ([result.errors] if ends else [])
